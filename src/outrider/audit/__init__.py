@@ -1,0 +1,1 @@
+"""Proof that speculation changes nothing: exact enumeration, planted faults, named properties."""

@@ -1,0 +1,272 @@
+"""What is enumerated: small table models, the decode step built from the real parts, and the grid of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.audit.enumerate import enumerate_outcomes
+from outrider.sampling.law import law
+from outrider.sampling.noise import Noise, Purpose, Weights
+from outrider.sampling_params import SamplingParams
+from outrider.verification import oracle
+from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult
+from outrider.verification.match import sampled_tokens, verify_match
+from outrider.verification.standard import verify_standard
+
+Tokens = tuple[int, ...]
+DraftLaw = Callable[[Tokens], Weights]
+Drafting = Literal["sampled", "point mass", "coupled"]
+"""Drafts drawn from a law with DRAFT noise; the most probable ones; drawn with the target's own noise."""
+Verifier = Literal["standard", "match"]
+
+PROMPT: Tokens = (0, 1)
+
+
+class TableModel:
+    """A model whose logits [vocab], float64, are a fixed random function of all tokens before.
+
+    ``zeros`` is the chance of a token to be ruled out with -inf (one always stays). ``mix`` blends in another
+    model: 0 is this one alone, 1 is the other alone.
+    """
+
+    def __init__(
+        self, vocab_size: int, seed: int, *, zeros: float = 0.0, other: TableModel | None = None, mix: float = 0.0
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._seed = seed
+        self._zeros = zeros
+        self._other = other
+        self._mix = mix
+        self._rows: dict[Tokens, NDArray[np.float64]] = {}
+
+    def logits(self, context: Tokens) -> NDArray[np.float64]:
+        """Logits [vocab] of the token after ``context``."""
+        if context not in self._rows:
+            rng = np.random.default_rng([self._seed, *context])
+            row = 1.5 * rng.standard_normal(self.vocab_size)
+            if self._other is not None:
+                other = self._other.logits(context)
+                row = (1.0 - self._mix) * row + self._mix * np.where(np.isfinite(other), other, 0.0)
+            ruled_out = rng.random(self.vocab_size) < self._zeros
+            ruled_out[rng.integers(self.vocab_size)] = False
+            row[ruled_out] = -np.inf
+            self._rows[context] = row
+        return self._rows[context]
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """What a drafter is asked for: at most ``max_tokens`` tokens after ``context``.
+
+    Drafting stops at a token that ``law`` gives less than ``stop_below``.
+    """
+
+    kind: Drafting
+    law: DraftLaw
+    unprocessed_law: DraftLaw
+    context: Tokens
+    max_tokens: int
+    stop_below: float
+
+
+def draft_tokens(request: DraftRequest, noise: Noise) -> Proposal:
+    """A drafter that keeps the contract: which rows it hands over, which noise it uses, when it may stop."""
+    token_ids: list[int] = []
+    rows: list[Weights] = []
+    for position in range(len(request.context), len(request.context) + request.max_tokens):
+        row = request.law(request.context + tuple(token_ids))
+        if request.kind == "sampled":
+            token_id = noise.draw(row, position, Purpose.DRAFT)
+        elif request.kind == "coupled":
+            token_id = noise.draw(row, position, Purpose.TARGET)
+        else:
+            token_id = int(np.argmax(row))
+        unlikely = row[token_id] < request.stop_below
+        if unlikely and request.kind != "sampled":
+            break  # these the verifier reproduces by itself, so they may be dropped at will
+        token_ids.append(token_id)
+        rows.append(row)
+        if unlikely:
+            break  # a drawn token must be kept: whether it is verified may not depend on what it is
+    return Proposal(tuple(token_ids), tuple(rows) if request.kind == "sampled" else None)
+
+
+Drafter = Callable[[DraftRequest, Noise], Proposal]
+StandardVerifier = Callable[[Proposal, TargetLaw, Noise, int], VerifyResult]
+MatchVerifier = Callable[[Sequence[int], TargetToken], VerifyResult]
+
+
+@dataclass(frozen=True)
+class Build:
+    """The parts under audit. The defaults are the real ones; a mutation replaces one of them."""
+
+    law: Callable[[Weights, SamplingParams], Weights] = law
+    draft: Drafter = draft_tokens
+    standard: StandardVerifier = verify_standard
+    match: MatchVerifier = verify_match
+    target_tokens: Callable[[TargetLaw, Noise, int], TargetToken] = sampled_tokens
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pair of models and one way of decoding; ``total_variation`` audits it.
+
+    ``num_drafts`` is K, and the horizon is K + 1 tokens. ``repeat`` decodes to the horizon in real steps that share
+    one noise, as an engine does; otherwise one real step is followed by the target's plain law.
+    """
+
+    trait: str
+    vocab_size: int
+    num_drafts: int
+    verifier: Verifier = "standard"
+    drafting: Drafting = "sampled"
+    target_params: SamplingParams = field(default_factory=SamplingParams)
+    draft_params: SamplingParams = field(default_factory=SamplingParams)
+    zeros: float = 0.0
+    draft_is_target: bool = False
+    stop_below: float = 0.0
+    end_token_ids: frozenset[int] = frozenset()
+    repeat: bool = False
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Everything that tells this case from the others, in words."""
+        return f"{self.verifier}, {self.drafting}, {self.trait}, vocabulary {self.vocab_size}, K={self.num_drafts}"
+
+    @property
+    def num_strings(self) -> int:
+        """Token strings to the horizon, were none cut short."""
+        return int(self.vocab_size ** (self.num_drafts + 1))
+
+    def models(self) -> tuple[TableModel, TableModel]:
+        """Target and draft model."""
+        return _models(self.vocab_size, self.seed, self.zeros, self.draft_is_target)
+
+    def total_variation(self, build: Build) -> float:
+        """Total variation between what ``build`` emits and the target's own law of the next K + 1 tokens.
+
+        Strings are cut at an end token. The expected law comes from the oracle, from the logits on.
+        """
+        target, draft = self.models()
+        table = _remembered(lambda context: oracle.processed_law(target.logits(context), self.target_params))
+        emitted_law: dict[Tokens, float] = {}
+        for emitted, probability in self._reached(build, target, draft).items():
+            rest_law = oracle.plain_law(table, PROMPT + emitted, self._room(emitted), self.end_token_ids)
+            for rest, rest_probability in rest_law.items():
+                string = emitted + rest
+                emitted_law[string] = emitted_law.get(string, 0.0) + probability * rest_probability
+        expected = oracle.plain_law(table, PROMPT, self.num_drafts + 1, self.end_token_ids)
+        return oracle.total_variation(emitted_law, expected)
+
+    def _reached(self, build: Build, target: TableModel, draft: TableModel) -> dict[Tokens, float]:
+        """The law of what one step emits, or with ``repeat`` of what the steps to the horizon emit."""
+        target_law = _remembered(lambda context: build.law(target.logits(context), self.target_params))
+        draft_law = _remembered(lambda context: build.law(draft.logits(context), self.draft_params))
+        soft_draft_law = _remembered(lambda context: build.law(draft.logits(context), SamplingParams()))
+
+        def step(context: Tokens, room: int, noise: Noise) -> Tokens:
+            position = len(context)
+            proposal = build.draft(
+                DraftRequest(self.drafting, draft_law, soft_draft_law, context, room - 1, self.stop_below), noise
+            )
+
+            def row(place: int) -> Weights:
+                return target_law(context + proposal.token_ids[:place])
+
+            if self.verifier == "standard":
+                result = build.standard(proposal, row, noise, position)
+            else:
+                result = build.match(proposal.token_ids, build.target_tokens(row, noise, position))
+            return (*proposal.token_ids[: result.num_accepted], result.token_id)
+
+        def decode(noise: Noise) -> Tokens:
+            emitted: Tokens = ()
+            while True:
+                emitted = self._cut(emitted + step(PROMPT + emitted, self._room(emitted), noise))
+                if not self.repeat or self._room(emitted) == 0:
+                    return emitted
+
+        reached: dict[Tokens, float] = {}
+        for probability, emitted in enumerate_outcomes(decode):
+            reached[emitted] = reached.get(emitted, 0.0) + probability
+        return reached
+
+    def _cut(self, emitted: Tokens) -> Tokens:
+        for place, token_id in enumerate(emitted):
+            if token_id in self.end_token_ids:
+                return emitted[: place + 1]
+        return emitted
+
+    def _room(self, emitted: Tokens) -> int:
+        return 0 if self.end_token_ids & set(emitted) else self.num_drafts + 1 - len(emitted)
+
+
+@cache
+def _models(vocab_size: int, seed: int, zeros: float, draft_is_target: bool) -> tuple[TableModel, TableModel]:
+    target = TableModel(vocab_size, 2 * seed, zeros=zeros)
+    if draft_is_target:
+        return target, target
+    return target, TableModel(vocab_size, 2 * seed + 1, zeros=zeros, other=target, mix=0.3)
+
+
+def _remembered(table: Callable[[Tokens], Weights]) -> Callable[[Tokens], Weights]:
+    """``table``, asked at most once per context."""
+    rows: dict[Tokens, Weights] = {}
+
+    def remembered(context: Tokens) -> Weights:
+        if context not in rows:
+            rows[context] = table(context)
+        return rows[context]
+
+    return remembered
+
+
+_WAYS: tuple[tuple[Verifier, Drafting], ...] = (
+    ("standard", "sampled"),
+    ("standard", "point mass"),
+    ("match", "point mass"),
+    ("match", "coupled"),
+)
+_SHAPES = ((3, 0), (3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2), (3, 3), (4, 3), (5, 3))
+_TRUNCATED = SamplingParams(temperature=0.7, top_k=3, top_p=0.85)
+_TRAITS: dict[str, dict[str, Any]] = {
+    "context-dependent laws": {},
+    "zeros in both laws": {"zeros": 0.35},
+    "draft = target": {"draft_is_target": True},
+    "temperature, top-k, top-p": {"target_params": _TRUNCATED, "draft_params": _TRUNCATED},
+    "top-k drafts, other temperature": {
+        "target_params": SamplingParams(temperature=1.4),
+        "draft_params": SamplingParams(temperature=0.8, top_k=2),
+    },
+    "adaptive K": {"stop_below": 0.35},
+    "end token inside the block": {"end_token_ids": frozenset({1})},
+    "greedy": {"target_params": SamplingParams(temperature=0.0)},
+    "several steps": {"repeat": True},
+    "all together": {
+        "target_params": SamplingParams(temperature=0.9, top_p=0.9),
+        "zeros": 0.2,
+        "stop_below": 0.3,
+        "end_token_ids": frozenset({2}),
+        "repeat": True,
+    },
+}
+_REPEAT_WITHIN = 3**4
+"""Strings to the horizon beyond which ``repeat`` would take too long; other shapes leave those traits out."""
+
+
+def all_cases() -> Iterator[Case]:
+    """The grid: ways to draft and verify x (vocabulary, K) x traits; the models differ by the last two."""
+    for verifier, drafting in _WAYS:
+        grid = product(_SHAPES, _TRAITS.items())
+        for seed, ((vocab_size, num_drafts), (trait, settings)) in enumerate(grid):
+            case = Case(trait, vocab_size, num_drafts, verifier, drafting, seed=seed, **settings)
+            if not case.repeat or case.num_strings <= _REPEAT_WITHIN:
+                yield case

@@ -1,0 +1,277 @@
+"""Planted faults: each is a plausible mistake, as a variant of one part of a ``Build``; the audit must catch all.
+
+Every variant is exact but for its one mistake, so what is measured is what that mistake costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from outrider.audit.cases import (
+    Build,
+    Drafter,
+    Drafting,
+    DraftRequest,
+    MatchVerifier,
+    StandardVerifier,
+    Verifier,
+    draft_tokens,
+)
+from outrider.sampling.law import law
+from outrider.sampling.noise import Noise, Purpose, Weights
+from outrider.sampling_params import SamplingParams
+from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult
+from outrider.verification.match import verify_match
+from outrider.verification.standard import residual, verify_standard
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One planted fault. ``verifier`` and ``drafting`` say which cases can show it."""
+
+    name: str
+    description: str
+    verifier: Verifier
+    drafting: Drafting
+    plant: Callable[[Build], Build]
+
+
+# --- the drafter ------------------------------------------------------------------------------------------------
+
+
+def _unprocessed_law(request: DraftRequest, noise: Noise) -> Proposal:
+    proposal = draft_tokens(request, noise)
+    places = range(len(proposal))
+    return replace(
+        proposal, probs=tuple(request.unprocessed_law(request.context + proposal.token_ids[:i]) for i in places)
+    )
+
+
+def _argmax_with_soft_law(request: DraftRequest, noise: Noise) -> Proposal:
+    proposal = draft_tokens(replace(request, kind="point mass"), noise)
+    places = range(len(proposal))
+    return replace(proposal, probs=tuple(request.law(request.context + proposal.token_ids[:i]) for i in places))
+
+
+def _drop_unlikely(request: DraftRequest, noise: Noise) -> Proposal:
+    proposal = draft_tokens(request, noise)
+    if proposal.probs and proposal.probs[-1][proposal.token_ids[-1]] < request.stop_below:
+        return Proposal(proposal.token_ids[:-1], proposal.probs[:-1])
+    return proposal
+
+
+def _one_noise_for_all_places(request: DraftRequest, noise: Noise) -> Proposal:
+    token_ids: tuple[int, ...] = ()
+    rows: tuple[Weights, ...] = ()
+    for _ in range(request.max_tokens):
+        rows = (*rows, request.law(request.context + token_ids))
+        token_ids = (*token_ids, noise.draw(rows[-1], len(request.context), Purpose.DRAFT))
+    return Proposal(token_ids, rows)
+
+
+# --- the standard verifier --------------------------------------------------------------------------------------
+
+Replacement = Callable[[Weights, Weights], Weights]
+
+
+def faulty_standard(
+    *,
+    row_shift: int = 0,
+    bonus_shift: int = 0,
+    accept_always: bool = False,
+    inverted: bool = False,
+    replacement: Replacement = residual,
+    recover_with: Purpose = Purpose.RECOVER,
+    reuse_for_bonus: bool = False,
+) -> StandardVerifier:
+    """``verify_standard`` for sampled proposals, with one mistake per argument and none by default.
+
+    ``row_shift`` and ``bonus_shift`` move the target rows of drafts and of the bonus token; ``reuse_for_bonus`` draws
+    the bonus token with the noise of the last draft.
+    """
+
+    def verify(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
+        num_drafts = len(proposal)
+        if proposal.probs is None or num_drafts == 0:
+            return verify_standard(proposal, target_law, noise, position)
+        for place, (token_id, draft_probs) in enumerate(zip(proposal.token_ids, proposal.probs, strict=True)):
+            target_probs = target_law(place + row_shift)
+            scale, bound = float(draft_probs[token_id]), float(target_probs[token_id])
+            if inverted:
+                scale, bound = bound, scale
+            if accept_always or noise.uniform(position + place, Purpose.ACCEPT) * scale < bound:
+                continue
+            weights = replacement(target_probs, draft_probs)
+            return VerifyResult(place, noise.draw(weights, position + place, recover_with), "recovered")
+        key = (position + num_drafts - 1, Purpose.DRAFT) if reuse_for_bonus else (position + num_drafts, Purpose.BONUS)
+        return VerifyResult(num_drafts, noise.draw(target_law(num_drafts + bonus_shift), *key), "bonus")
+
+    return verify
+
+
+def _softmaxed(target_probs: Weights, draft_probs: Weights) -> Weights:
+    weights = np.exp(residual(target_probs, draft_probs))
+    return np.asarray(weights / weights.sum())
+
+
+def _absolute(target_probs: Weights, draft_probs: Weights) -> Weights:
+    weights = np.abs(target_probs - draft_probs)
+    return weights if weights.any() else target_probs
+
+
+def _most_probable(target_probs: Weights, draft_probs: Weights) -> Weights:
+    weights = residual(target_probs, draft_probs)
+    return np.asarray(np.arange(weights.size) == np.argmax(weights), dtype=np.float64)
+
+
+# --- sample-and-match -------------------------------------------------------------------------------------------
+
+
+def _match_next_row(token_ids: Sequence[int], target_token: TargetToken) -> VerifyResult:
+    return verify_match(token_ids, lambda place: target_token(min(place + 1, len(token_ids))))
+
+
+def _match_accept_all(token_ids: Sequence[int], target_token: TargetToken) -> VerifyResult:
+    return VerifyResult(len(token_ids), target_token(len(token_ids)), "bonus")
+
+
+def _match_bonus_from_last_row(token_ids: Sequence[int], target_token: TargetToken) -> VerifyResult:
+    return verify_match(token_ids, lambda place: target_token(min(place, max(len(token_ids) - 1, 0))))
+
+
+def _match_one_noise(target_law: TargetLaw, noise: Noise, position: int) -> TargetToken:
+    return lambda place: noise.draw(target_law(place), position, Purpose.TARGET)
+
+
+# --- the law ----------------------------------------------------------------------------------------------------
+
+
+def _top_p_without_crossing_token(logits: Weights, params: SamplingParams) -> Weights:
+    kept = law(logits, params)
+    if params.greedy or params.top_p == 1.0 or np.count_nonzero(kept) == 1:
+        return kept
+    kept[np.argmin(np.where(kept > 0.0, kept, np.inf))] = 0.0
+    return np.asarray(kept / kept.sum())
+
+
+def _temperature_last(logits: Weights, params: SamplingParams) -> Weights:
+    truncated = law(logits, SamplingParams(top_k=params.top_k, top_p=params.top_p))
+    masked = np.where(truncated > 0.0, logits, -np.inf)
+    return law(masked, SamplingParams(temperature=params.temperature))
+
+
+# --- all of them ------------------------------------------------------------------------------------------------
+
+
+def _standard(name: str, description: str, verifier: StandardVerifier) -> Mutation:
+    return Mutation(name, description, "standard", "sampled", lambda build: replace(build, standard=verifier))
+
+
+def _draft(name: str, description: str, drafter: Drafter) -> Mutation:
+    return Mutation(name, description, "standard", "sampled", lambda build: replace(build, draft=drafter))
+
+
+def _match(name: str, description: str, verifier: MatchVerifier) -> Mutation:
+    return Mutation(name, description, "match", "point mass", lambda build: replace(build, match=verifier))
+
+
+def _law(name: str, description: str, faulty: Callable[[Weights, SamplingParams], Weights]) -> Mutation:
+    return Mutation(name, description, "match", "point mass", lambda build: replace(build, law=faulty))
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _draft(
+        "unprocessed draft law",
+        "drafts drawn after temperature and top-k, handed over with the law before them",
+        _unprocessed_law,
+    ),
+    _draft(
+        "argmax draft with a soft law",
+        "the most probable draft token, handed over as if drawn from the law",
+        _argmax_with_soft_law,
+    ),
+    _draft(
+        "unlikely draft dropped",
+        "a drawn token is dropped because the draft finds it unlikely",
+        _drop_unlikely,
+    ),
+    _draft(
+        "one noise for all drafts",
+        "every draft of a step drawn with the noise of the first position",
+        _one_noise_for_all_places,
+    ),
+    _standard(
+        "acceptance inverted",
+        "accepted with probability q/p instead of p/q",
+        faulty_standard(inverted=True),
+    ),
+    _standard("everything accepted", "drafts are not verified at all", faulty_standard(accept_always=True)),
+    _standard(
+        "recovered from the target law",
+        "after a rejection drawn from p instead of (p - q)+",
+        faulty_standard(replacement=lambda target_probs, draft_probs: target_probs),
+    ),
+    _standard(
+        "softmax over the residual",
+        "(p - q)+ normalised by a softmax instead of its sum",
+        faulty_standard(replacement=_softmaxed),
+    ),
+    _standard(
+        "residual without the cut at zero",
+        "|p - q| in place of (p - q)+",
+        faulty_standard(replacement=_absolute),
+    ),
+    _standard(
+        "most probable residual token",
+        "the largest entry of (p - q)+ instead of a draw from it",
+        faulty_standard(replacement=_most_probable),
+    ),
+    _standard(
+        "draft noise reused to recover",
+        "the recovered token drawn with the noise that drew the draft",
+        faulty_standard(recover_with=Purpose.DRAFT),
+    ),
+    _standard(
+        "acceptance noise reused to recover",
+        "the recovered token drawn with the noise that rejected the draft",
+        faulty_standard(recover_with=Purpose.ACCEPT),
+    ),
+    _standard(
+        "draft noise reused for the bonus",
+        "the bonus token drawn with the noise of the last draft",
+        faulty_standard(reuse_for_bonus=True),
+    ),
+    _standard(
+        "target rows off by one",
+        "each draft judged by the target law of the place after it",
+        faulty_standard(row_shift=1),
+    ),
+    _standard(
+        "bonus from the wrong row",
+        "the bonus token drawn from the law at the last draft's place",
+        faulty_standard(bonus_shift=-1),
+    ),
+    _match("matched against the next row", "each draft compared with the token of the place after it", _match_next_row),
+    _match("matches not checked", "drafts emitted without comparing them", _match_accept_all),
+    _match(
+        "match: bonus from the wrong row",
+        "after the last draft, the token of the last draft's place once more",
+        _match_bonus_from_last_row,
+    ),
+    Mutation(
+        "match: one noise for all places",
+        "the target's tokens of a step all drawn with the noise of the first position",
+        "match",
+        "point mass",
+        lambda build: replace(build, target_tokens=_match_one_noise),
+    ),
+    _law(
+        "top-p without its last token",
+        "the token whose mass crosses top_p is left out",
+        _top_p_without_crossing_token,
+    ),
+    _law("temperature after truncation", "top-k and top-p before temperature", _temperature_last),
+)

@@ -1,0 +1,99 @@
+"""``outrider doctor``: what this machine has, what Outrider will use, and what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def doctor(
+    json_path: Annotated[str | None, typer.Option("--json", help="Write the findings here; - is stdout.")] = None,
+) -> None:
+    """Say what this machine has, which backend is used and why, and where models are kept.
+
+    Exits with 1 if something that Outrider needs does not work.
+    """
+    from rich.console import Console
+
+    from outrider.cli._report import environment, write_json
+
+    report: dict[str, Any] = environment({})
+    report["backend"] = _backend()
+    report["cache"] = _cache()
+    report["models"] = _models()
+    report["problems"] = _problems(report)
+    _show(Console(stderr=json_path == "-", highlight=False), report)
+    if json_path is not None:
+        write_json(report, json_path)
+    if report["problems"]:
+        raise typer.Exit(1)
+
+
+def _backend() -> dict[str, object]:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "device": "cuda" if cuda else "cpu",
+        "device_name": torch.cuda.get_device_name(0) if cuda else None,
+        "operations": "torch reference",
+        "why": "a CUDA device was found" if cuda else "torch sees no CUDA device",
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _cache() -> dict[str, object]:
+    import shutil
+
+    from outrider.models.loader.cache import cache_directory
+
+    folder = cache_directory()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return {"folder": str(folder), "free_bytes": shutil.disk_usage(existing).free}
+
+
+def _models() -> dict[str, str | None]:
+    from outrider.models.loader.packaged import PACKAGED_MODELS, packaged_path
+
+    paths = {alias: packaged_path(model) for alias, model in PACKAGED_MODELS.items()}
+    return {alias: str(path) if path.exists() else None for alias, path in paths.items()}
+
+
+def _problems(report: dict[str, Any]) -> list[str]:
+    problems = [
+        f"{name} is not installed; pip install {name}" for name, v in report["versions"].items() if v == "not installed"
+    ]
+    if report["cache"]["free_bytes"] < 1 << 30:
+        problems.append(
+            f"less than 1 GiB is free under {report['cache']['folder']}; set OUTRIDER_CACHE to another folder"
+        )
+    return problems
+
+
+def _show(console: Console, report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    machine, backend, cache = report["machine"], report["backend"], report["cache"]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row(
+        "machine", f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
+    )
+    table.add_row("system", machine["system"])
+    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in report["versions"].items()))
+    table.add_row("device", f"{backend['device']} ({backend['why']})")
+    table.add_row("operations", f"{backend['operations']}, {backend['threads']} threads, {backend['cpu_capability']}")
+    table.add_row("cache", f"{cache['folder']}, {cache['free_bytes'] / 2**30:.0f} GiB free")
+    for alias, path in report["models"].items():
+        table.add_row("model", f"{alias}: {path or f'not here; outrider pull {alias}'}")
+    console.print(table)
+    for problem in report["problems"]:
+        console.print(f"[bold red]problem[/bold red] {problem}")
+    if not report["problems"]:
+        console.print("[green]nothing is missing[/green]")

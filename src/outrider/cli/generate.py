@@ -1,0 +1,118 @@
+"""``outrider generate``: one prompt, or a file of it, to text on stdout."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import _options as options
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+    from outrider.request import Request
+    from outrider.sampling_params import SamplingParams
+
+
+def generate(
+    model: options.Model,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")] = None,
+    prompt_file: Annotated[str | None, typer.Option("--prompt-file", help="Read the prompt here; - is stdin.")] = None,
+    max_tokens: options.MaxTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    speculative_config: options.Speculative = "auto",
+    draft_model: options.DraftModel = None,
+    num_speculative_tokens: options.NumSpeculative = None,
+    dtype: options.DtypeOption = "auto",
+    device: options.Device = "auto",
+    max_model_len: options.MaxModelLen = None,
+    json_path: Annotated[str | None, typer.Option("--json", help="Write result and figures here; - is stdout.")] = None,
+) -> None:
+    """Generate text from a prompt."""
+    params = options.sampling_params(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+    )
+    speculative = options.speculative_dict(speculative_config, draft_model, num_speculative_tokens)
+    text = _prompt(prompt, prompt_file)
+    llm = options.load(model, speculative, dtype=dtype, device=device, max_model_len=max_model_len)
+    report = run(llm, text, params, show=json_path != "-")
+    if json_path is not None:
+        from outrider.cli._report import environment, write_json
+
+        arguments = {"model": model, "speculative_config": speculative, **params.model_dump(mode="json")}
+        write_json({**report, **environment(arguments)}, json_path)
+
+
+def run(llm: LLM, prompt: str, params: SamplingParams, *, show: bool) -> dict[str, Any]:
+    """Generate, with the text on stdout as it comes and a summary on stderr; return the figures."""
+    from outrider.errors import RequestFailedError
+
+    request = llm.engine.add_request("generate", llm.tokenizer.encode(prompt), params)
+    for piece in _pieces(llm, request):
+        if show:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+    if show:
+        sys.stdout.write("\n")
+    output = llm.engine.take_output("generate", prompt)
+    if output.error is not None:
+        raise RequestFailedError(output.error)
+    completion, metrics = output.outputs[0], output.metrics
+    stats = metrics.speculative_decoding
+    ttft = metrics.time_to_first_token or 0.0
+    seconds = (metrics.finish_time or 0.0) - metrics.arrival_time
+    rate = (len(completion.token_ids) - 1) / (seconds - ttft) if seconds > ttft else 0.0
+    typer.echo(
+        f"{len(completion.token_ids)} tokens, finished by {completion.finish_reason}; first token after {ttft:.2f} s, "
+        f"then {rate:.1f} tokens/s; speculation {metrics.speculation}; "
+        f"{stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} drafts accepted",
+        err=True,
+    )
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "sources": list(completion.sources),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "time_to_first_token_s": ttft,
+        "tokens_per_s": rate,
+        "speculation": metrics.speculation,
+        "metrics": {"speculative_decoding": stats.to_dict(detailed=True)},
+    }
+
+
+def _pieces(llm: LLM, request: Request) -> Any:
+    while not request.finished:
+        for _, piece in llm.engine.step():
+            yield piece
+
+
+def _prompt(prompt: str | None, prompt_file: str | None) -> str:
+    from outrider.errors import InvalidRequestError
+
+    if (prompt is None) == (prompt_file is None):
+        raise InvalidRequestError("give either --prompt or --prompt-file", param="prompt")
+    if prompt is not None:
+        return prompt
+    if prompt_file == "-":
+        return sys.stdin.read()
+    try:
+        with open(str(prompt_file), encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidRequestError(f"cannot read --prompt-file {prompt_file!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"--prompt-file {prompt_file!r} is not UTF-8 text") from None

@@ -1,0 +1,70 @@
+"""The ``outrider`` command: collects the commands, turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 the thing checked does not hold, 2 bad usage. Commands import what they need when they run, so
+that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import typer
+
+from outrider.cli import audit, chat, demo, doctor, generate, pull
+
+app = typer.Typer(
+    name="outrider",
+    help="Run language models with exact speculative decoding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("pull")(pull.pull)
+app.command("doctor")(doctor.doctor)
+app.add_typer(audit.app, name="audit")
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Log what the engine does, and show tracebacks."),
+) -> None:
+    """Run language models with exact speculative decoding."""
+    if version:
+        from outrider import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    if verbose:
+        os.environ["OUTRIDER_TRACEBACK"] = "1"
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    from outrider.errors import OutriderError, UserError
+
+    try:
+        app()
+    except OutriderError as error:
+        if os.environ.get("OUTRIDER_TRACEBACK"):
+            raise
+        typer.echo(f"outrider: error: {error}", err=True)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    except KeyboardInterrupt:
+        typer.echo("outrider: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has gone; that is not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

@@ -1,0 +1,105 @@
+"""Settings of the engine and of speculation: validated once, frozen, unknown keys refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from outrider._validation import Strict
+from outrider.errors import ConfigError
+
+Method = Literal["auto", "ngram", "draft_model", "off"]
+Verification = Literal["auto", "standard"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+MAX_SPECULATIVE_TOKENS = 64
+DEFAULT_NUM_SPECULATIVE_TOKENS = 4
+
+
+class SpeculativeConfig(Strict):
+    """Which drafter proposes tokens, and how many per step.
+
+    method                  ``auto`` takes ``draft_model`` if ``model`` is given, else ``ngram``
+    model                   the draft model: alias, file, folder or hub id
+    num_speculative_tokens  K, the most tokens drafted per step; 0 drafts nothing
+    prompt_lookup_min/max   shortest and longest match, in tokens, of the ngram drafter
+    verification            ``auto`` picks the verifier by proposal and seed, ``standard`` keeps to rejection sampling
+    """
+
+    what: ClassVar[str] = "speculative_config key"
+
+    method: Method = "auto"
+    model: str | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = DEFAULT_NUM_SPECULATIVE_TOKENS
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = 1
+    prompt_lookup_max: Annotated[int, Field(ge=1, le=32)] = 4
+    verification: Verification = "auto"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SpeculativeConfig:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min={self.prompt_lookup_min} is above prompt_lookup_max={self.prompt_lookup_max}"
+            )
+        if self.method == "draft_model" and self.model is None:
+            raise ValueError("method='draft_model' needs 'model', the draft model's alias, file, folder or hub id")
+        if self.method in ("ngram", "off") and self.model is not None:
+            raise ValueError(f"method={self.method!r} takes no draft model, but model={self.model!r} was given")
+        return self
+
+    @property
+    def resolved_method(self) -> Literal["ngram", "draft_model", "off"]:
+        """The method after ``auto`` is decided."""
+        if self.num_speculative_tokens == 0:
+            return "off"
+        if self.method == "auto":
+            return "ngram" if self.model is None else "draft_model"
+        return self.method
+
+    @classmethod
+    def parse(cls, value: SpeculativeConfig | dict[str, Any] | str | None) -> SpeculativeConfig:
+        """Accept ``None`` (off), a method's name, a JSON object as text, a dict, or a ready object."""
+        if value is None:
+            return cls(method="off")
+        if isinstance(value, SpeculativeConfig):
+            return value
+        if isinstance(value, dict):
+            return cls(**value)
+        if isinstance(value, str):
+            text = value if value.lstrip().startswith("{") else json.dumps({"method": value})
+            try:
+                return cls(**json.loads(text))
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"speculative_config is not valid JSON ({error}): {value!r}") from None
+        raise ConfigError(f"speculative_config must be None, a name, a dict or JSON text, not {type(value).__name__}")
+
+
+class EngineConfig(Strict):
+    """Settings of one engine.
+
+    model                   alias, ``.gguf`` file, folder or hub id of the target model
+    dtype                   type of weights and KV cache; ``auto`` is float32 on CPU, bfloat16 on CUDA
+    device                  ``auto`` takes CUDA where there is one, else ``cpu``
+    max_model_len           most tokens of one request, prompt and output together; default: the model's own
+    max_num_seqs            most requests in one step
+    max_num_batched_tokens  most tokens in one forward pass; longer prompts are cut into chunks
+    block_size              tokens per KV block
+    kv_cache_memory         bytes for the target's KV cache; default: what ``max_num_seqs`` full requests need,
+                            within a quarter of the free memory
+    seed                    where the seeds of unseeded requests come from; default: the operating system
+    """
+
+    what: ClassVar[str] = "engine setting"
+
+    model: str
+    dtype: Dtype = "auto"
+    device: str = "auto"
+    max_model_len: Annotated[int, Field(ge=2)] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 64
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 512
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    kv_cache_memory: Annotated[int, Field(ge=1)] | None = None
+    seed: int | None = None
+    speculative: SpeculativeConfig = SpeculativeConfig()

@@ -1,0 +1,1 @@
+"""Sources of cheap tokens for the target to verify."""

@@ -1,0 +1,140 @@
+"""A smaller model of the same vocabulary drafts, with K/V of its own, and computes what it has not computed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from outrider.drafters.base import DraftRequest, Proposal
+from outrider.ops.reference import max_and_argmax
+from outrider.request import Request
+from outrider.runner.model_runner import Chunk, ModelRunner
+from outrider.sampling.law import law
+from outrider.sampling.noise import Purpose, Weights
+
+
+@dataclass
+class _Draft:
+    """One request's proposal while it grows."""
+
+    entry: DraftRequest
+    point_mass: bool
+    token_ids: list[int] = field(default_factory=list)
+    probs: list[Weights] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return len(self.token_ids) >= self.entry.max_tokens
+
+    def proposal(self) -> Proposal:
+        return Proposal(tuple(self.token_ids), None if self.point_mass else tuple(self.probs))
+
+
+class DraftModelDrafter:
+    """Drafts token by token, all requests of the batch in one pass per token.
+
+    Greedy requests get the argmax and, with ``couple_seeds``, seeded ones the token that the target's own noise
+    would choose under the draft's law: both are point masses, and a seeded answer does not depend on the draft
+    (arXiv 2408.07978). All others get a sample with its law.
+
+    ``num_computed`` of a request counts the committed tokens that have K/V here. After a step whose K drafts were all
+    accepted the last draft was never fed, so the cache is one token behind; after steps without drafts it is further
+    behind. Both are made good by the next proposal's first pass.
+    """
+
+    name = "draft_model"
+
+    def __init__(
+        self, runner: ModelRunner, *, target_vocab_size: int, max_num_batched_tokens: int, couple_seeds: bool = True
+    ) -> None:
+        self._runner = runner
+        self._vocab_size = target_vocab_size
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._couple_seeds = couple_seeds
+        self._num_computed: dict[str, int] = {}
+
+    def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
+        """Proposals of ``max_tokens`` tokens; shorter where the draft's context or cache has no more room."""
+        proposals = {entry.request.request_id: Proposal() for entry in batch}
+        drafts = [draft for entry in batch if (draft := self._begin(entry)) is not None]
+        growing = drafts
+        for draft, logits in zip(drafts, self._catch_up(drafts), strict=True):
+            self._extend(draft, logits)
+        while growing := [draft for draft in growing if not draft.done]:
+            chunks = [self._next_chunk(draft) for draft in growing]
+            for draft, logits in zip(growing, self._runner.forward(chunks), strict=True):
+                self._extend(draft, logits)
+        proposals.update((draft.entry.request.request_id, draft.proposal()) for draft in drafts)
+        return list(proposals.values())
+
+    def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """Keep the K/V of what was accepted and fed; the last draft was never fed."""
+        computed = self._num_computed.get(request.request_id)
+        if computed is None or num_drafted == 0:
+            return
+        computed += min(num_accepted, num_drafted - 1)
+        self._num_computed[request.request_id] = computed
+        self._runner.kv.truncate(request.request_id, computed)
+
+    def forget(self, request_id: str) -> None:
+        """Give the request's blocks back."""
+        self._num_computed.pop(request_id, None)
+        self._runner.kv.free(request_id)
+
+    def check_integrity(self) -> None:
+        """Raise ``IntegrityError`` unless the draft's blocks add up."""
+        self._runner.kv.check_integrity(live=self._num_computed)
+
+    def _begin(self, entry: DraftRequest) -> _Draft | None:
+        request = entry.request
+        room = self._runner.model.max_model_len - request.num_tokens
+        wanted = min(entry.max_tokens, room + 1)  # the last draft is not fed, so it needs no place
+        if wanted < 1:
+            return None
+        self._num_computed.setdefault(request.request_id, 0)
+        if not self._runner.kv.allocate(request.request_id, request.num_tokens + wanted - 1):
+            return None
+        params = request.params
+        coupled = self._couple_seeds and params.seed is not None
+        return _Draft(DraftRequest(request, wanted, entry.noise), point_mass=params.greedy or coupled)
+
+    def _catch_up(self, drafts: Sequence[_Draft]) -> list[Tensor]:
+        """Feed every committed token not computed yet, in passes of bounded size; logits after the last of each."""
+        last: dict[str, Tensor] = {}
+        pending = [draft.entry.request for draft in drafts]
+        while pending:
+            budget, chunks = self._max_num_batched_tokens, []
+            for request in pending:
+                start = self._num_computed[request.request_id]
+                stop = min(request.num_tokens, start + budget)
+                if stop > start:
+                    chunks.append(Chunk(request.request_id, request.token_ids[start:stop], start, num_logits=1))
+                    budget -= stop - start
+            for chunk, logits in zip(chunks, self._runner.forward(chunks), strict=True):
+                self._num_computed[chunk.request_id] = chunk.start + len(chunk.token_ids)
+                last[chunk.request_id] = logits
+            pending = [r for r in pending if self._num_computed[r.request_id] < r.num_tokens]
+        return [last[draft.entry.request.request_id] for draft in drafts]
+
+    def _next_chunk(self, draft: _Draft) -> Chunk:
+        request = draft.entry.request
+        place = request.num_tokens + len(draft.token_ids) - 1
+        return Chunk(request.request_id, draft.token_ids[-1:], place, num_logits=1)
+
+    def _extend(self, draft: _Draft, logits: Tensor) -> None:
+        """Draw one more token from ``logits`` [1, draft vocab]."""
+        request, noise = draft.entry.request, draft.entry.noise
+        row = logits[:, : self._vocab_size]  # a draft may be padded further than the target
+        if request.params.greedy:
+            draft.token_ids.append(int(max_and_argmax(row)[1]))
+            return
+        probs = np.zeros(self._vocab_size, dtype=np.float64)
+        probs[: row.shape[1]] = law(row[0].double().cpu().numpy(), request.params)
+        position = request.num_tokens + len(draft.token_ids)
+        purpose = Purpose.TARGET if draft.point_mass else Purpose.DRAFT
+        draft.token_ids.append(noise.draw(probs, position, purpose))
+        if not draft.point_mass:
+            draft.probs.append(probs)

@@ -1,0 +1,222 @@
+"""Requests in, tokens out: the state that ``step`` works on. Synchronous; one thread at a time."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from outrider.drafters.base import Drafter
+from outrider.engine.detokenizer import Detokenizer, TokenStream
+from outrider.engine.step import step
+from outrider.engine.verify import verify
+from outrider.errors import InvalidRequestError
+from outrider.outputs import CompletionOutput, FinishReason, RequestOutput, StreamPiece
+from outrider.request import Request
+from outrider.runner.model_runner import ModelRunner
+from outrider.sampling.noise import Noise
+from outrider.sampling.rng import KeyedNoise
+from outrider.sampling_params import SamplingParams
+from outrider.scheduler.scheduler import Scheduler
+from outrider.scheduler.speculation import SpeculationController
+from outrider.verification.base import Proposal, VerifyResult
+
+logger = logging.getLogger(__name__)
+
+Verify = Callable[[Request, Proposal, Tensor, Noise], VerifyResult]
+
+
+class Engine:
+    """Any number of requests in one batch, each at its own place.
+
+    ``speculation`` says which drafter is at work, or why none is. ``verify_with`` and ``noise_for`` are there for
+    audits, which swap in faulty verifiers and noise that enumerates.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        drafter: Drafter | None,
+        controller: SpeculationController,
+        *,
+        new_stream: Callable[[], TokenStream],
+        max_model_len: int,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        end_token_ids: frozenset[int] = frozenset(),
+        seed: int | None = None,
+        speculation: str = "",
+        verify_with: Verify = verify,
+        noise_for: Callable[[int], Noise] = KeyedNoise,
+    ) -> None:
+        self.runner = runner
+        self.drafter = drafter
+        self.scheduler = Scheduler(
+            runner.kv, controller, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
+        self.max_model_len = min(max_model_len, runner.kv.capacity)
+        self.vocab_size = runner.model.vocab_size
+        self.verify = verify_with
+        self.speculation = speculation or ("inactive: no drafter" if drafter is None else drafter.name)
+        self._new_stream = new_stream
+        self._noise_for = noise_for
+        self._end_token_ids = end_token_ids
+        self._seeds = random.Random(seed)
+        self._arrivals = itertools.count()
+        self._requests: dict[str, Request] = {}
+        self._noises: dict[str, Noise] = {}
+        self._detokenizers: dict[str, Detokenizer] = {}
+
+    @property
+    def has_requests(self) -> bool:
+        """True while a step would do something."""
+        return self.scheduler.has_requests
+
+    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> Request:
+        """Queue a request. Raises ``InvalidRequestError`` if it can not be served; nothing is kept then."""
+        if request_id in self._requests:
+            raise InvalidRequestError(f"request id {request_id!r} is in use; choose another", param="request_id")
+        self.check_prompt(prompt_token_ids)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt_token_ids),
+            params=params,
+            noise_seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            max_total_tokens=min(len(prompt_token_ids) + params.max_tokens, self.max_model_len),
+            end_token_ids=self._end_token_ids,
+            arrival=next(self._arrivals),
+        )
+        request.metrics.arrival_time = time.monotonic()
+        request.metrics.speculation = self.speculation
+        if self.drafter is not None and params.num_speculative_tokens == 0:
+            request.metrics.speculation = "inactive: num_speculative_tokens=0 in this request"
+        self._requests[request_id] = request
+        self._noises[request_id] = self._noise_for(request.noise_seed)
+        self._detokenizers[request_id] = Detokenizer(self._new_stream(), params.stop)
+        self.scheduler.add(request)
+        return request
+
+    def check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
+        """Raise ``InvalidRequestError`` if this engine can not serve the prompt: empty, too long, or no such token."""
+        if not prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty; give at least one token", param="prompt")
+        if len(prompt_token_ids) >= self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(prompt_token_ids)} tokens, but the context holds {self.max_model_len} and one "
+                f"must be left to generate; shorten the prompt or raise max_model_len or kv_cache_memory",
+                param="prompt",
+            )
+        for place, token_id in enumerate(prompt_token_ids):
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt token {place} is {token_id}, but ids go from 0 to {self.vocab_size - 1}", param="prompt"
+                )
+
+    def step(self) -> list[tuple[Request, StreamPiece]]:
+        """Advance every scheduled request once; return what each one that gained tokens, or ended, gained."""
+        return step(self) if self.has_requests else []
+
+    def abort(self, request_id: str) -> bool:
+        """End a request at any phase; its blocks come back at once. False if it is not running or waiting."""
+        request = self._requests.get(request_id)
+        if request is None or request.finished:
+            return False
+        self._end(request, "abort")
+        return True
+
+    def take_output(self, request_id: str, prompt: str | None = None) -> RequestOutput:
+        """The output of a request so far; a finished request is forgotten with this call."""
+        request = self._requests[request_id]
+        detokenizer = self._detokenizers[request_id]
+        completion = CompletionOutput(
+            index=0,
+            text=detokenizer.text,
+            token_ids=tuple(request.output_token_ids),
+            token_texts=tuple(detokenizer.token_texts),
+            sources=tuple(request.sources),
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+        )
+        if request.finished:
+            del self._requests[request_id], self._detokenizers[request_id]
+            self._noises.pop(request_id, None)
+        return RequestOutput(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[completion],
+            metrics=request.metrics,
+            finished=request.finished,
+            error=request.error,
+        )
+
+    def noise(self, request: Request) -> Noise:
+        """The request's own randomness."""
+        return self._noises[request.request_id]
+
+    def detokenize(self, request: Request, token_id: int) -> str | None:
+        """Add one token to the request's text; return the stop string that it completes, if any."""
+        return self._detokenizers[request.request_id].push(token_id, hidden=request.is_end_token(token_id))
+
+    def piece(self, request: Request, appended: int) -> StreamPiece:
+        """What the last ``appended`` tokens of ``request`` added; closes its text if it has ended."""
+        if request.finished:
+            self._close(request)
+        first = request.num_output_tokens - appended
+        texts = tuple(self._detokenizers[request.request_id].token_texts[first:])
+        return StreamPiece(
+            text="".join(texts),
+            token_ids=tuple(request.output_token_ids[first:]),
+            token_texts=texts,
+            sources=tuple(request.sources[first:]),
+            finish_reason=request.finish_reason,
+        )
+
+    def fail(self, request: Request, problem: str) -> tuple[Request, StreamPiece]:
+        """End one request with an error; the others go on."""
+        self._end(request, "error", error=problem)
+        return request, self.piece(request, 0)
+
+    def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """Tell the drafter what became of its proposal; one that fails here drafts no more for this request."""
+        if self.drafter is None:
+            return
+        try:
+            self.drafter.observe(request, num_drafted, num_accepted)
+        except Exception as error:
+            self.stop_drafting(request, f"{type(error).__name__}: {error}")
+
+    def forget_drafts(self, request: Request) -> None:
+        """Drop the drafter's state of a request; a drafter that fails even here is only logged."""
+        if self.drafter is None:
+            return
+        try:
+            self.drafter.forget(request.request_id)
+        except Exception:
+            logger.exception("drafter %s failed to forget request %s", self.drafter.name, request.request_id)
+
+    def stop_drafting(self, request: Request, problem: str) -> None:
+        """Go on without speculation for this request, and say so in its metrics."""
+        name = "none" if self.drafter is None else self.drafter.name
+        logger.warning("request %s goes on without speculation: drafter %s %s", request.request_id, name, problem)
+        request.drafting_stopped = True
+        request.metrics.speculation = f"inactive: drafter {name!r}: {problem}"
+        self.forget_drafts(request)
+
+    def check_integrity(self) -> None:
+        """Raise ``IntegrityError`` unless every block is free or owned by a running request."""
+        self.scheduler.check_integrity()
+
+    def _end(self, request: Request, reason: FinishReason, *, error: str | None = None) -> None:
+        self.scheduler.finish(request, reason, error=error)
+        self.forget_drafts(request)
+        self._close(request)
+
+    def _close(self, request: Request) -> None:
+        self._detokenizers[request.request_id].finish()
+        if request.metrics.finish_time is None:
+            request.metrics.finish_time = time.monotonic()

@@ -1,0 +1,169 @@
+"""From settings to a ready engine: load, check that everything fits together, size the caches."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+import psutil
+import torch
+
+from outrider.config import EngineConfig, SpeculativeConfig
+from outrider.drafters.base import Drafter
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.ngram import NGramDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.verify import verify
+from outrider.errors import ConfigError, VocabularyMismatchError
+from outrider.models.base import CausalModel
+from outrider.models.decoder import Decoder
+from outrider.models.loader.load import LoadedModel, load_model
+from outrider.models.tokenizer import Tokenizer
+from outrider.runner.model_runner import ModelRunner
+from outrider.scheduler.speculation import FixedSpeculation
+
+logger = logging.getLogger(__name__)
+
+FREE_MEMORY_SHARE = 0.25
+"""Of the memory that is free at start, the share that the target's KV cache may take unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class ReadyEngine:
+    """An engine, the tokenizer of its target, and the name of what was loaded."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    model_name: str
+
+
+def build_engine(config: EngineConfig) -> ReadyEngine:
+    """Load the target, and the draft model if there is one. Raises ``UserError`` if something does not fit."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    loaded = load_model(config.model, dtype)
+    target = Decoder(loaded.config, loaded.weights, device)
+    max_model_len = _max_model_len(config, target)
+    num_blocks = _num_blocks(config, target, max_model_len)
+    capacity = num_blocks * config.block_size
+    if capacity < max_model_len:
+        if config.max_model_len is not None:
+            raise ConfigError(
+                f"the KV cache holds {capacity} tokens, fewer than max_model_len={max_model_len}; "
+                f"raise kv_cache_memory or lower max_model_len"
+            )
+        logger.warning("max_model_len is %d, not %d: the KV cache holds no more", capacity, max_model_len)
+        max_model_len = capacity
+    runner = ModelRunner(target, num_blocks=num_blocks, block_size=config.block_size)
+    speculative = config.speculative
+    drafter = _drafter(config, loaded, device, dtype, num_blocks)
+    engine = Engine(
+        runner,
+        drafter,
+        FixedSpeculation(0 if drafter is None else speculative.num_speculative_tokens),
+        new_stream=loaded.tokenizer.stream,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        end_token_ids=frozenset(loaded.tokenizer.eos_token_ids) | frozenset(loaded.config.eos_token_ids),
+        seed=config.seed,
+        speculation=_describe(speculative, drafter),
+        verify_with=partial(verify, rejection_only=speculative.verification == "standard"),
+    )
+    return ReadyEngine(engine, loaded.tokenizer, loaded.name)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that ``name`` means; ``auto`` takes CUDA where there is one. Raises ``ConfigError``."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device={name!r} is not known; use 'auto', 'cpu' or 'cuda'") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} is not supported; use 'auto', 'cpu' or 'cuda'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name!r}, but torch sees no CUDA device here; use device='cpu'")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The type that ``name`` means on ``device``."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _max_model_len(config: EngineConfig, target: CausalModel) -> int:
+    if config.max_model_len is None:
+        return target.max_model_len
+    if config.max_model_len > target.max_model_len:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} is above the model's own limit of {target.max_model_len} tokens"
+        )
+    return config.max_model_len
+
+
+def _num_blocks(config: EngineConfig, target: CausalModel, max_model_len: int) -> int:
+    per_block = target.bytes_per_block(config.block_size)
+    wanted = config.max_num_seqs * -(-max_model_len // config.block_size)
+    if config.kv_cache_memory is not None:
+        affordable = config.kv_cache_memory // per_block
+    else:
+        affordable = int(_free_memory(target.device) * FREE_MEMORY_SHARE) // per_block
+    if affordable < 1:
+        raise ConfigError(
+            f"the KV cache has room for no block of {config.block_size} tokens, which takes {per_block} bytes; "
+            f"raise kv_cache_memory"
+        )
+    return min(wanted, affordable)
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _drafter(
+    config: EngineConfig, target: LoadedModel, device: torch.device, dtype: torch.dtype, num_blocks: int
+) -> Drafter | None:
+    speculative = config.speculative
+    method = speculative.resolved_method
+    if method == "off":
+        return None
+    if method == "ngram":
+        return NGramDrafter(min_match=speculative.prompt_lookup_min, max_match=speculative.prompt_lookup_max)
+    if speculative.model is None:
+        raise ConfigError("method='draft_model' needs 'model'")
+    loaded = load_model(speculative.model, dtype)
+    check_same_vocabulary(target, loaded)
+    draft = Decoder(loaded.config, loaded.weights, device)
+    return DraftModelDrafter(
+        ModelRunner(draft, num_blocks=num_blocks, block_size=config.block_size),
+        target_vocab_size=target.config.vocab_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        couple_seeds=speculative.verification == "auto",
+    )
+
+
+def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
+    """Raise ``VocabularyMismatchError`` unless every real token has the same id; padding may differ."""
+    difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
+    if difference is not None:
+        raise VocabularyMismatchError(
+            f"draft model {draft.name!r} has {difference.other_size} tokens and target {target.name!r} has "
+            f"{difference.own_size}; they first differ at id {difference.token_id}: {difference.other_token!r} in the "
+            f"draft, {difference.own_token!r} in the target. Choose a draft model with the target's tokenizer"
+        )
+
+
+def _describe(speculative: SpeculativeConfig, drafter: Drafter | None) -> str:
+    if drafter is not None:
+        return f"{drafter.name}, up to {speculative.num_speculative_tokens} tokens per step"
+    if speculative.num_speculative_tokens == 0:
+        return "inactive: num_speculative_tokens=0"
+    return "inactive: speculation is off"

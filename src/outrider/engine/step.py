@@ -1,0 +1,123 @@
+"""One step of the decode loop: schedule, propose, run, verify, commit, observe. This file is the engine.
+
+    accepted    a drafted token that the target's law let stand
+    recovered   the token drawn in place of the first rejected draft
+    bonus       the token after the last draft, when all were accepted
+    target      the token of a pass without drafts
+
+A step of a request with K drafts, of which a are accepted, commits a + 1 tokens from one pass over K + 1 rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from outrider.drafters.base import Drafter, DraftRequest, Proposal
+from outrider.outputs import StreamPiece, TokenSource
+from outrider.request import Request
+from outrider.runner.model_runner import Chunk
+from outrider.scheduler.scheduler import Grant
+from outrider.verification.base import check_proposal
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+
+def step(engine: Engine) -> list[tuple[Request, StreamPiece]]:
+    """Advance every scheduled request once; return what each one that gained tokens, or ended, gained."""
+    grants = engine.scheduler.schedule()
+    for request in engine.scheduler.take_preempted():
+        engine.forget_drafts(request)
+    proposals = _propose(engine, [grant for grant in grants if grant.max_drafts])
+    drafted = [proposals.get(grant.request.request_id, Proposal()) for grant in grants]
+    chunks = [_chunk(grant, proposal) for grant, proposal in zip(grants, drafted, strict=True)]
+    try:
+        logits = engine.runner.forward(chunks)
+    except Exception as error:
+        logger.exception("the target's forward pass failed")
+        return [engine.fail(grant.request, f"the forward pass failed: {error}") for grant in grants]
+    outcomes = []
+    for grant, proposal, rows in zip(grants, drafted, logits, strict=True):
+        try:
+            outcome = _advance(engine, grant, proposal, rows)
+        except Exception as error:
+            logger.exception("request %s failed", grant.request.request_id)
+            outcome = engine.fail(grant.request, str(error))
+        if outcome is not None:
+            outcomes.append(outcome)
+    return outcomes
+
+
+def _chunk(grant: Grant, proposal: Proposal) -> Chunk:
+    """The committed tokens granted, then the drafts; every row from the last committed token on is scored."""
+    request = grant.request
+    start = request.num_computed_tokens
+    committed = request.token_ids[start : start + grant.num_tokens]
+    num_logits = len(proposal) + 1 if grant.scores else 0
+    return Chunk(request.request_id, [*committed, *proposal.token_ids], start, num_logits)
+
+
+def _advance(engine: Engine, grant: Grant, proposal: Proposal, rows: Tensor) -> tuple[Request, StreamPiece] | None:
+    """Verify and commit one request; ``rows`` [1 + drafts, vocab], or [0, vocab] inside a prompt."""
+    request, tokens = grant.request, list[tuple[int, TokenSource]]()
+    if grant.scores:
+        result = engine.verify(request, proposal, rows, engine.noise(request))
+        tokens += [(token_id, "accepted") for token_id in proposal.token_ids[: result.num_accepted]]
+        tokens.append((result.token_id, result.source))
+    appended = engine.scheduler.commit(grant, tokens, engine.detokenize)
+    if not appended:
+        return None
+    accepted = min(len(tokens) - 1, appended)  # an end inside the block cuts what was accepted after it
+    request.metrics.speculative_decoding.record(len(proposal), accepted)
+    if request.finished:
+        engine.forget_drafts(request)
+    elif len(proposal):
+        engine.observe(request, len(proposal), accepted)
+    if request.metrics.first_token_time is None:
+        request.metrics.first_token_time = time.monotonic()
+    return request, engine.piece(request, appended)
+
+
+def _propose(engine: Engine, grants: Sequence[Grant]) -> dict[str, Proposal]:
+    """Drafts for ``grants``. A drafter that fails, or breaks its contract, costs a request its drafts, nothing else."""
+    drafter = engine.drafter
+    if drafter is None or not grants:
+        return {}
+    batch = [DraftRequest(grant.request, grant.max_drafts, engine.noise(grant.request)) for grant in grants]
+    try:
+        proposals = drafter.propose(batch)
+    except Exception:
+        # One request may have broken the batch: begin anew, each alone, so that only that one goes without.
+        logger.exception("drafter %s failed on a batch of %d", drafter.name, len(batch))
+        for entry in batch:
+            engine.forget_drafts(entry.request)
+        proposals = [_propose_alone(engine, drafter, entry) for entry in batch]
+    if len(proposals) != len(batch):
+        problem = f"gave {len(proposals)} proposals for {len(batch)} requests"
+        for entry in batch:
+            engine.stop_drafting(entry.request, problem)
+        return {}
+    checked = {}
+    for entry, proposal in zip(batch, proposals, strict=True):
+        try:
+            check_proposal(proposal, vocab_size=engine.vocab_size, max_tokens=entry.max_tokens)
+            checked[entry.request.request_id] = proposal
+        except ValueError as error:
+            engine.stop_drafting(entry.request, str(error))
+    return checked
+
+
+def _propose_alone(engine: Engine, drafter: Drafter, entry: DraftRequest) -> Proposal:
+    try:
+        (proposal,) = drafter.propose([entry])
+    except Exception as error:
+        engine.stop_drafting(entry.request, f"{type(error).__name__}: {error}")
+        return Proposal()
+    return proposal

@@ -1,0 +1,38 @@
+"""Which verifier judges a proposal, and the target's law that it judges by."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from outrider.ops.reference import max_and_argmax
+from outrider.request import Request
+from outrider.sampling.law import law
+from outrider.sampling.noise import Noise, Weights
+from outrider.verification.base import Proposal, VerifyResult
+from outrider.verification.match import sampled_tokens, verify_match
+from outrider.verification.standard import verify_standard
+
+
+def verify(
+    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, *, rejection_only: bool = False
+) -> VerifyResult:
+    """Judge ``proposal`` by ``logits`` [1 + drafts, vocab]; row i scores the token at ``request.num_tokens + i``.
+
+    Greedy requests match drafts against the argmax, point masses against the target's own draw at each position,
+    and drafts that come with their law are judged by rejection sampling; ``rejection_only`` judges point masses so
+    too. Raises ``ValueError`` if the target's logits are not finite where they are needed.
+    """
+    if request.params.greedy:
+        largest, ids = max_and_argmax(logits)
+        if not bool(largest.isfinite().all()):
+            raise ValueError("the target's logits are not finite (NaN or infinity); the model or its input is broken")
+        greedy_ids = ids.tolist()
+        return verify_match(proposal.token_ids, lambda row: greedy_ids[row])
+    rows, position = logits.double().cpu().numpy(), request.num_tokens
+
+    def target_law(row: int) -> Weights:
+        return law(rows[row], request.params)
+
+    if proposal.probs is None and not rejection_only:
+        return verify_match(proposal.token_ids, sampled_tokens(target_law, noise, position))
+    return verify_standard(proposal, target_law, noise, position)

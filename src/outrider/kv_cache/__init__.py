@@ -1,0 +1,1 @@
+"""The paged KV cache: blocks, block tables, and the memory they stand for."""

@@ -1,0 +1,100 @@
+"""One pre-norm decoder with grouped-query attention and a gated MLP, configured for each family, not copied.
+
+Llama and Qwen2 differ only in their ``ModelConfig``. Knows nothing about files, tokenizers or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.kv_cache.storage import KVStorage
+from outrider.models.batch import ForwardBatch
+from outrider.models.config import ModelConfig
+from outrider.models.rope import scaled_frequencies
+from outrider.ops import reference as ops
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer; matrices are [out, in]. Query, key and value are one matrix, and so are gate and up."""
+
+    attn_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class Decoder:
+    """A ``CausalModel`` over weights under the loader's canonical names (see ``models.loader``)."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self.vocab_size = config.vocab_size
+        self.max_model_len = config.max_position_embeddings
+        self._embed = weights["embed"].to(device)
+        self._lm_head = self._embed if config.tie_word_embeddings else weights["lm_head"].to(device)
+        self._final_norm = weights["final_norm"].to(device)
+        self._layers = [self._layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
+        self._frequencies = scaled_frequencies(config).to(device)
+        self.dtype = self._embed.dtype
+
+    def _layer(self, weights: Mapping[str, Tensor], prefix: str) -> LayerWeights:
+        def joined(*names: str) -> Tensor:
+            return torch.cat([weights[prefix + name] for name in names]).to(self.device)
+
+        biased = prefix + "q_bias" in weights
+        return LayerWeights(
+            attn_norm=weights[prefix + "attn_norm"].to(self.device),
+            qkv=joined("q", "k", "v"),
+            qkv_bias=joined("q_bias", "k_bias", "v_bias") if biased else None,
+            out=weights[prefix + "o"].to(self.device),
+            mlp_norm=weights[prefix + "mlp_norm"].to(self.device),
+            gate_up=joined("gate", "up"),
+            down=weights[prefix + "down"].to(self.device),
+        )
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Bytes of one KV block over all layers."""
+        c = self.config
+        return KVStorage.bytes_per_block(c.num_layers, block_size, c.num_kv_heads, c.head_dim, self.dtype)
+
+    def new_cache(self, num_blocks: int, block_size: int) -> KVStorage:
+        """Paged K and V in the type of the weights."""
+        return KVStorage(
+            num_layers=self.config.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: KVStorage) -> Tensor:
+        """Write the batch's K/V and return float32 logits [num_logits, vocab] for ``batch.logit_rows``."""
+        config, eps = self.config, self.config.rms_norm_eps
+        cos, sin = ops.rotary_tables(batch.positions, self._frequencies)
+        heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        hidden = ops.embedding(self._embed, batch.token_ids)  # [num_tokens, hidden]
+        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+            qkv = ops.linear(ops.rms_norm(hidden, layer.attn_norm, eps), layer.qkv, layer.qkv_bias)
+            query, key, value = torch.split(qkv.view(batch.num_tokens, -1, config.head_dim), heads, dim=1)
+            ops.write_kv(keys, batch.slot_mapping, ops.apply_rotary(key, cos, sin))
+            ops.write_kv(values, batch.slot_mapping, value)
+            mixed = ops.paged_attention(
+                ops.apply_rotary(query, cos, sin), keys, values, batch.block_tables, batch.query_start, batch.seq_lens
+            )
+            hidden = hidden + ops.linear(mixed.reshape(batch.num_tokens, -1), layer.out)
+            gate_up = ops.linear(ops.rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up)
+            hidden = hidden + ops.linear(ops.silu_mul(gate_up), layer.down)
+        scored = ops.rms_norm(hidden[batch.logit_rows], self._final_norm, eps)
+        return ops.linear(scored, self._lm_head).float()

@@ -1,0 +1,204 @@
+"""Llama and Qwen2 models in GGUF files: configuration, and weights dequantized under the canonical names.
+
+Reads through ``gguf_file``; builds no tokenizer.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.errors import ModelFormatError
+from outrider.models.config import ModelConfig, RopeScaling, head_size, positive_float, positive_int
+from outrider.models.loader.gguf_file import GGUFFile
+from outrider.models.loader.shapes import Shape, check_weights, expected_shapes
+
+FAMILIES = ("llama", "qwen2")
+
+_GLOBAL_NAMES = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"}
+_LAYER_NAMES = {
+    "attn_norm": "attn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "o": "attn_output.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "mlp_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+_CHUNK_VALUES = 1 << 18
+"""Values dequantized at a time: bounds the float32 copy that exists beside the finished weights."""
+
+
+def gguf_name(name: str) -> str:
+    """The file's name of a canonical weight: ``layers.3.q`` -> ``blk.3.attn_q.weight``."""
+    if name in _GLOBAL_NAMES:
+        return _GLOBAL_NAMES[name]
+    _, layer, part = name.split(".")
+    return f"blk.{layer}.{_LAYER_NAMES[part]}"
+
+
+def unpermute_rows(num_heads: int, head_dim: int) -> NDArray[np.intp]:
+    """Row indices [num_heads * head_dim] that turn interleaved rotary rows into two halves.
+
+    Llama GGUF files store row (head, i, half) where the decoder wants (head, half, i), so ``stored[indices]`` is in
+    the decoder's order. Rows are moved whole, so it applies to packed weights too.
+    """
+    rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
+    return rows.swapaxes(1, 2).reshape(-1)
+
+
+def read_config(file: GGUFFile) -> ModelConfig:
+    """Configuration from the metadata, without the end tokens, which need the vocabulary.
+
+    Raises ``ModelFormatError`` naming a value that is missing or not supported.
+    """
+    family = file.metadata.get("general.architecture")
+    if family not in FAMILIES:
+        raise ModelFormatError(
+            f"{file.path}: architecture {family!r} is not supported; supported are: {', '.join(FAMILIES)}"
+        )
+    try:
+        return _read_config(file, str(family))
+    except ModelFormatError as error:
+        raise ModelFormatError(f"{file.path}: {error}") from None
+
+
+def _read_config(file: GGUFFile, family: str) -> ModelConfig:
+    values, prefix = file.metadata, family + "."
+    context = positive_int(values, prefix + "context_length")
+    hidden = positive_int(values, prefix + "embedding_length")
+    heads = positive_int(values, prefix + "attention.head_count")
+    head_dim = positive_int(values, prefix + "attention.key_length", default=head_size(hidden, heads))
+    only = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "expert_count": 0}
+    for key, allowed in only.items():
+        if (value := values.get(prefix + key, allowed)) != allowed:
+            raise ModelFormatError(f"{prefix + key}={value!r} is not supported; supported is {allowed}")
+    window = values.get(prefix + "attention.sliding_window") or context
+    if window < context:
+        raise ModelFormatError(f"{prefix}attention.sliding_window={window!r} is not supported for this architecture")
+    bos = values.get("tokenizer.ggml.bos_token_id")
+    embedding = file.tensors.get("token_embd.weight")
+    return ModelConfig(
+        family=family,
+        vocab_size=positive_int(values, prefix + "vocab_size", default=embedding.shape[0] if embedding else None),
+        hidden_size=hidden,
+        intermediate_size=positive_int(values, prefix + "feed_forward_length"),
+        num_layers=positive_int(values, prefix + "block_count"),
+        num_heads=heads,
+        num_kv_heads=positive_int(values, prefix + "attention.head_count_kv", default=heads),
+        head_dim=head_dim,
+        max_position_embeddings=context,
+        rms_norm_eps=positive_float(values, prefix + "attention.layer_norm_rms_epsilon"),
+        rope_theta=positive_float(values, prefix + "rope.freq_base", default=10000.0),
+        rope_scaling=_rope_scaling(file, prefix, head_dim),
+        attention_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
+        tie_word_embeddings="output.weight" not in file.tensors,
+        bos_token_id=bos if isinstance(bos, int) else None,
+    )
+
+
+def _rope_scaling(file: GGUFFile, prefix: str, head_dim: int) -> RopeScaling | None:
+    values = file.metadata
+    kind = values.get(prefix + "rope.scaling.type", "none")
+    if kind not in ("none", "linear"):
+        raise ModelFormatError(
+            f"{prefix}rope.scaling.type={kind!r} is not supported; supported are: none, linear, llama3"
+        )
+    if _ROPE_FACTORS in file.tensors:
+        return _llama3_scaling(_rope_factors(file, head_dim), positive_float(values, prefix + "rope.freq_base", 1e4))
+    # Files older than rope.scaling.* give the linear factor under this key.
+    factor = values.get(prefix + "rope.scaling.factor", values.get(prefix + "rope.scale_linear", 1.0))
+    if kind == "linear" or prefix + "rope.scale_linear" in values:
+        return None if factor == 1.0 else RopeScaling("linear", positive_float({"factor": factor}, "factor"))
+    return None
+
+
+def _rope_factors(file: GGUFFile, head_dim: int) -> NDArray[np.float64]:
+    info = file.tensors[_ROPE_FACTORS]
+    if info.type_id != 0 or info.shape != (head_dim // 2,):
+        raise ModelFormatError(
+            f"tensor {_ROPE_FACTORS!r} must be float32 of shape [{head_dim // 2}], not {list(info.shape)}"
+        )
+    stored: NDArray[np.float32] = file.raw(_ROPE_FACTORS).view(np.float32)[0]
+    return stored.astype(np.float64)
+
+
+def _llama3_scaling(factors: NDArray[np.float64], theta: float) -> RopeScaling:
+    """The Llama 3 scaling that gives these divisors of the rotary frequencies.
+
+    GGUF keeps the divisors and not the parameters. All Llama 3 models share the bounds and the original context and
+    differ in the factor, which is the largest divisor; the divisors are computed from that and compared.
+    """
+    scaling = RopeScaling("llama3", round(float(factors.max()), 3))
+    frequencies = theta ** -(np.arange(len(factors)) / len(factors))
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
+    keep = np.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0)
+    if not np.allclose(factors, 1 / ((1 - keep) / scaling.factor + keep), rtol=1e-3):
+        raise ModelFormatError(
+            f"tensor {_ROPE_FACTORS!r} is not the scaling of a Llama 3 model; other rope factors are not supported"
+        )
+    return scaling
+
+
+def read_weights(file: GGUFFile, config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Every weight under its canonical name, dequantized to ``dtype``.
+
+    Raises ``ModelFormatError`` naming a tensor that is missing, not known, of a wrong shape, or of a type that
+    cannot be dequantized.
+    """
+    wanted = {name: (gguf_name(name), shape) for name, shape in expected_shapes(config).items()}
+    found = {name: info.shape for name, info in file.tensors.items() if name != _ROPE_FACTORS}
+    check_weights(file.path, wanted, found)
+
+    def read(name: str) -> torch.Tensor:
+        return dequantized(file, wanted[name][0], wanted[name][1], dtype, _row_order(config, name))
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return dict(zip(wanted, pool.map(read, wanted), strict=True))
+
+
+def _row_order(config: ModelConfig, name: str) -> NDArray[np.intp] | None:
+    part = name.rpartition(".")[2]
+    if config.family == "llama" and part in ("q", "q_bias", "k", "k_bias"):
+        return unpermute_rows(config.num_heads if part.startswith("q") else config.num_kv_heads, config.head_dim)
+    return None
+
+
+def dequantized(
+    file: GGUFFile, name: str, shape: Shape, dtype: torch.dtype, order: NDArray[np.intp] | None = None
+) -> torch.Tensor:
+    """The tensor ``name`` as ``dtype`` in ``shape``, its rows (a vector's values) taken in ``order`` if given."""
+    import gguf
+
+    info = file.tensors[name]
+    kind = gguf.GGMLQuantizationType(info.type_id)
+    packed, vector = file.raw(name), len(shape) == 1
+    if order is not None and not vector:
+        packed = packed[order]
+    result = torch.empty(shape, dtype=dtype)
+    flat, rows = result.view(-1), max(1, _CHUNK_VALUES // shape[-1])
+    for start in range(0, packed.shape[0], rows):
+        # Blocks do not cross rows, so rows laid end to end give the same values in far fewer array operations.
+        chunk = np.ascontiguousarray(packed[start : start + rows]).reshape(1, -1)
+        if kind.name in ("F32", "F16"):
+            chunk = chunk.view("<f4" if kind.name == "F32" else "<f2")
+        try:
+            values = gguf.dequantize(chunk, kind)[0]
+        except NotImplementedError:
+            raise ModelFormatError(
+                f"{file.path}: tensor {name!r} has the quantization type {kind.name}, which cannot be dequantized; "
+                "use a file with another quantization"
+            ) from None
+        first = start * shape[-1]
+        flat[first : first + len(values)] = torch.from_numpy(values if values.flags.writeable else values.copy())
+    return result[torch.from_numpy(order)] if order is not None and vector else result

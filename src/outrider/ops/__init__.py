@@ -1,0 +1,1 @@
+"""Tensor primitives behind one small interface."""

@@ -1,0 +1,112 @@
+"""Tensor primitives in plain torch, for any device: the first backend, and the oracle of every faster one.
+
+Softmax, norms and rotary angles are computed in float32 whatever the type of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def embedding(table: Tensor, token_ids: Tensor) -> Tensor:
+    """Rows of ``table`` [vocab, hidden] at ``token_ids`` [n]: [n, hidden]."""
+    return F.embedding(token_ids, table)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x`` [n, in] times ``weight`` [out, in] transposed, plus ``bias`` [out]: [n, out]."""
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x`` [n, d] divided by its root mean square over d, times ``weight`` [d] (arXiv 1910.07467)."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """``gate_up`` [n, 2d], the gate's half first: silu(gate) * up, [n, d] (SwiGLU, arXiv 2002.05202)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary_frequencies(head_dim: int, theta: float) -> Tensor:
+    """Inverse frequencies ``theta^(-2i/head_dim)``, [head_dim / 2] float32 (arXiv 2104.09864)."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of position times frequency, each [n, 1, head_dim] float32, both halves alike."""
+    angles = positions.float()[:, None] * frequencies[None, :]
+    angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+    return angles.cos(), angles.sin()
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``x`` [n, heads, head_dim] by the tables; pairs are (i, i + head_dim / 2)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
+
+
+def write_kv(cache: Tensor, slot_mapping: Tensor, new: Tensor) -> None:
+    """Write ``new`` [n, kv_heads, head_dim] to the slots [n] of ``cache`` [blocks, block_size, kv_heads, head_dim]."""
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new.to(cache.dtype))
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start: Sequence[int],
+    seq_lens: Sequence[int],
+) -> Tensor:
+    """Causal attention of each request's new tokens over its own cached ones.
+
+    query [n, heads, head_dim]; caches [blocks, block_size, kv_heads, head_dim]; block_tables [requests, blocks].
+    The new tokens of request r are its last ``query_start[r+1] - query_start[r]`` of ``seq_lens[r]``, and their
+    K/V must have been written. Query head h reads KV head ``h // (heads / kv_heads)``. Returns [n, heads, head_dim].
+    """
+    num_heads, head_dim = query.shape[1:]
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    out = torch.empty_like(query)
+    for r, seq_len in enumerate(seq_lens):
+        start, stop = query_start[r], query_start[r + 1]
+        rows = stop - start
+        blocks = block_tables[r, : -(-seq_len // block_size)]
+        # [kv_heads, seq_len, head_dim]
+        keys = key_cache[blocks].view(-1, num_kv_heads, head_dim)[:seq_len].transpose(0, 1).to(query.dtype)
+        values = value_cache[blocks].view(-1, num_kv_heads, head_dim)[:seq_len].transpose(0, 1).to(query.dtype)
+        # [kv_heads, rows * group, head_dim]
+        q = (
+            query[start:stop]
+            .view(rows, num_kv_heads, group, head_dim)
+            .transpose(0, 1)
+            .reshape(num_kv_heads, -1, head_dim)
+        )
+        scores = (q @ keys.transpose(1, 2)).float() * head_dim**-0.5
+        if rows > 1:
+            places = torch.arange(seq_len, device=query.device)
+            hidden = places[None, :] > places[seq_len - rows :, None]  # [rows, seq_len]
+            scores = scores.masked_fill(hidden.repeat_interleave(group, dim=0), float("-inf"))
+        mixed = torch.softmax(scores, dim=-1).to(values.dtype) @ values
+        out[start:stop] = (
+            mixed.view(num_kv_heads, rows, group, head_dim).transpose(0, 1).reshape(rows, num_heads, head_dim)
+        )
+    return out
+
+
+def max_and_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest value and its id for each row of ``logits`` [n, vocab]; among equals the lowest id.
+
+    A row that holds a NaN gives a NaN as its largest value; its id then means nothing.
+    """
+    largest = logits.amax(dim=-1)
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    lowest = torch.where(logits == largest[:, None], ids, logits.shape[-1]).amin(dim=-1)
+    return largest, lowest

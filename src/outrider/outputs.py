@@ -1,0 +1,150 @@
+"""What the engine gives back: texts, token ids, how each token was made, and how well drafting went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+TokenSource = Literal["target", "accepted", "recovered", "bonus"]
+"""How a token was made: by a pass without drafts (``target``), drafted and accepted (``accepted``), drawn in
+place of the first rejected draft (``recovered``), or drawn after all drafts were accepted (``bonus``)."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass
+class SpecDecodeStats:
+    """Raw counts of one request or of an engine; every ratio is derived from pooled counts.
+
+    Example: two steps with K = 3; the first accepts 3 (and emits a bonus token), the second accepts 1 (and
+    emits a recovered token). Then num_spec_steps = 2, num_draft_tokens = 6, num_accepted_draft_tokens = 4,
+    mean_acceptance_length = 1 + 4/2 = 3, draft_acceptance_rate = 4/6, and the two steps gained 4 + 2 = 6 tokens.
+    """
+
+    num_steps: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    per_step_drafted: list[int] = field(default_factory=list)
+    per_step_accepted: list[int] = field(default_factory=list)
+
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        """Count one verified step; ``num_drafted`` may be 0."""
+        self.num_steps += 1
+        self.per_step_drafted.append(num_drafted)
+        self.per_step_accepted.append(num_accepted)
+        if num_drafted == 0:
+            return
+        self.num_spec_steps += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_draft_tokens += num_accepted
+        for counts, reached in ((self.drafted_per_position, num_drafted), (self.accepted_per_position, num_accepted)):
+            counts.extend([0] * (num_drafted - len(counts)))
+            for position in range(reached):
+                counts[position] += 1
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens gained per drafted step: 1 + accepted / drafts, bonus included; 1.0 without drafts."""
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted; 0.0 without drafts."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """Entry a: drafted steps in which exactly a drafts were accepted."""
+        counts = [0] * (1 + max(self.per_step_accepted, default=0)) if self.num_spec_steps else []
+        for drafted, accepted in zip(self.per_step_drafted, self.per_step_accepted, strict=True):
+            if drafted:
+                counts[accepted] += 1
+        return counts
+
+    @classmethod
+    def pooled(cls, parts: Iterable[SpecDecodeStats]) -> SpecDecodeStats:
+        """The counts of all ``parts`` together."""
+        total = cls()
+        for part in parts:
+            for drafted, accepted in zip(part.per_step_drafted, part.per_step_accepted, strict=True):
+                total.record(drafted, accepted)
+        return total
+
+    def to_dict(self, *, detailed: bool = False) -> dict[str, Any]:
+        """The keys that vLLM's per-request metrics use."""
+        summary: dict[str, Any] = {
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "acceptance_histogram": self.acceptance_histogram,
+            "num_spec_steps": self.num_spec_steps,
+            "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_spec_tokens": max(self.per_step_drafted, default=0),
+        }
+        if detailed:
+            summary["per_step_accepted"] = list(self.per_step_accepted)
+            summary["per_step_drafted"] = list(self.per_step_drafted)
+        return summary
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds on the monotonic clock, and the speculation counts, of one request."""
+
+    arrival_time: float = 0.0
+    first_token_time: float | None = None
+    finish_time: float | None = None
+    speculative_decoding: SpecDecodeStats = field(default_factory=SpecDecodeStats)
+    speculation: str = ""
+    """The drafter in use, or ``inactive: `` and the reason."""
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass(frozen=True)
+class StreamPiece:
+    """What one step added to one request.
+
+    ``token_texts[i]`` is the text that became certain with ``token_ids[i]`` (empty while a character is
+    incomplete or could still become a stop string); ``text`` is all of it joined. ``sources`` runs beside.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    token_texts: tuple[str, ...]
+    sources: tuple[TokenSource, ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One answer to one prompt."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    token_texts: tuple[str, ...]
+    sources: tuple[TokenSource, ...]
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for the model's own end token or the length."""
+
+
+@dataclass
+class RequestOutput:
+    """One prompt, its answers and its metrics. ``error`` is set when the request failed."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    finished: bool = True
+    error: str | None = None

@@ -1,0 +1,1 @@
+"""Runs a model over a batch of requests."""

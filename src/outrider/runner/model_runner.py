@@ -1,0 +1,70 @@
+"""Runs a model over chunks of requests: builds the batch, owns the cache and its block tables.
+
+Used alike for the target and for a draft model. Knows nothing about sampling or speculation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.kv_cache.manager import KVCacheManager
+from outrider.models.base import CausalModel
+from outrider.models.batch import ForwardBatch
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens ``[start, start + len(token_ids))`` of one request; logits are wanted for the last ``num_logits``."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    start: int
+    num_logits: int
+
+
+class ModelRunner:
+    """A model, its paged cache, and the blocks of each request in it."""
+
+    def __init__(self, model: CausalModel, *, num_blocks: int, block_size: int) -> None:
+        self.model = model
+        self.kv = KVCacheManager(num_blocks, block_size)
+        self._cache = model.new_cache(num_blocks, block_size)
+
+    def forward(self, chunks: Sequence[Chunk]) -> list[Tensor]:
+        """One pass over all chunks; returns each chunk's logits [num_logits, vocab].
+
+        The slots of all tokens must have been allocated in ``kv``.
+        """
+        batch = self.build_batch(chunks)
+        logits = self.model.forward(batch.to(self.model.device), self._cache)
+        return list(torch.split(logits, [chunk.num_logits for chunk in chunks]))
+
+    def build_batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
+        """Flatten ``chunks``. Raises ``IntegrityError`` if a token has no slot."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        query_start = [0]
+        for chunk in chunks:
+            stop = chunk.start + len(chunk.token_ids)
+            token_ids.extend(chunk.token_ids)
+            positions.extend(range(chunk.start, stop))
+            slots.extend(self.kv.slots(chunk.request_id, chunk.start, stop))
+            query_start.append(len(token_ids))
+            logit_rows.extend(range(len(token_ids) - chunk.num_logits, len(token_ids)))
+        tables = [self.kv.block_table(chunk.request_id) for chunk in chunks]
+        width = max(map(len, tables))
+        return ForwardBatch(
+            token_ids=torch.tensor(token_ids),
+            positions=torch.tensor(positions),
+            slot_mapping=torch.tensor(slots),
+            query_start=tuple(query_start),
+            seq_lens=tuple(chunk.start + len(chunk.token_ids) for chunk in chunks),
+            block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables]),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+        )

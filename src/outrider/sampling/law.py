@@ -1,0 +1,101 @@
+"""The only place where logits become probabilities: for plain sampling, verifiers and drafters alike.
+
+Stages, always in this order: temperature, top-k, top-p. Stages that edit logits belong before them, in ``law``,
+ahead of the first use of ``logits``; further truncation belongs after top-p, before the weights are normalised.
+A row's result is a function of that row alone, bit for bit. Knows nothing about requests, models or randomness.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.sampling.noise import Weights
+from outrider.sampling_params import SamplingParams
+
+# Only candidates for the nucleus are sorted: the weights above the first of these floors that leaves enough mass.
+_NUCLEUS_FLOORS = (1e-2, 1e-4, 1e-7, 0.0)
+
+
+def greedy_token(logits: Weights) -> int:
+    """The most probable token of ``logits`` [vocab]: the lowest id among the maxima.
+
+    -inf masks a token. Raises ``ValueError`` if a logit is NaN or +inf, or if all are -inf.
+    """
+    if logits.ndim != 1 or logits.size == 0:
+        raise ValueError(f"logits must be one row [vocab] with at least one token, not shape {logits.shape}")
+    token_id = int(np.argmax(logits))  # NumPy's argmax stops at a NaN, so this one look finds everything
+    value = float(logits[token_id])
+    if not np.isfinite(value):
+        if value == -np.inf:
+            raise ValueError("logits are not finite: every token is masked with -inf")
+        raise ValueError(f"logits are not finite: {value!r} at token id {token_id}")
+    return token_id
+
+
+def law(logits: Weights, params: SamplingParams) -> Weights:
+    """Probabilities [vocab] of the next token under ``params``, in the float type of ``logits`` [vocab].
+
+    temperature  logits / temperature; greedy parameters give a one-hot at the lowest id among the maxima
+    top_k        exactly the k most probable tokens stay, ties by lowest id
+    top_p        the smallest set of most probable tokens whose mass reaches top_p stays, ties by lowest id
+
+    -inf masks a token. Raises ``ValueError`` if ``logits`` are not float32 or float64, if one is NaN or +inf, or
+    if all are -inf.
+    """
+    if logits.dtype not in (np.float32, np.float64):
+        raise ValueError(f"logits must be float32 or float64, not {logits.dtype}")
+    best = greedy_token(logits)
+    probs = np.zeros_like(logits)
+    if params.greedy:
+        probs[best] = 1.0
+        return probs
+
+    # Temperature keeps the order, so top-k may look at the logits and spare the exponentials.
+    ids = _top_k_ids(logits, params.top_k)
+    weights = _softmax_weights(logits if ids is None else logits[ids], logits[best], params.temperature)
+    if params.top_p < 1.0:
+        kept = _top_p_ids(weights, params.top_p)
+        weights = weights[kept]
+        ids = kept if ids is None else ids[kept]
+    weights /= float(weights.sum(dtype=np.float64))
+    if ids is None:
+        return weights
+    probs[ids] = weights
+    return probs
+
+
+def _softmax_weights(logits: Weights, peak: np.floating[Any], temperature: float) -> Weights:
+    """exp((logits - peak) / temperature), the largest being 1."""
+    # A temperature that rounds to zero in this float type would make 0 / 0 of the peak itself.
+    divisor = max(temperature, float(np.finfo(logits.dtype).tiny))
+    with np.errstate(over="ignore", under="ignore"):
+        weights = logits - peak
+        weights /= divisor
+        np.exp(weights, out=weights)
+    return weights
+
+
+def _top_k_ids(logits: Weights, top_k: int) -> NDArray[np.intp] | None:
+    """The ids, ascending, of the ``top_k`` largest logits, ties by lowest id; None keeps all."""
+    if not 0 < top_k < logits.size:
+        return None
+    threshold = np.partition(logits, logits.size - top_k)[logits.size - top_k]
+    keep = logits > threshold
+    ties = np.flatnonzero(logits == threshold)
+    keep[ties[: top_k - np.count_nonzero(keep)]] = True
+    return np.flatnonzero(keep)
+
+
+def _top_p_ids(weights: Weights, top_p: float) -> NDArray[np.intp]:
+    """The ids, ascending, of the smallest set of largest weights whose share reaches ``top_p``; the largest is 1."""
+    mass = top_p * float(weights.sum(dtype=np.float64))
+    for floor in _NUCLEUS_FLOORS:
+        candidates = np.flatnonzero(weights > floor)
+        if float(weights[candidates].sum(dtype=np.float64)) >= mass:
+            break
+    order = candidates[np.argsort(-weights[candidates], kind="stable")]
+    cumulative = np.cumsum(weights[order], dtype=np.float64)
+    return np.sort(order[: int(np.searchsorted(cumulative, mass)) + 1])

@@ -1,0 +1,173 @@
+"""Who computes what in the next step: admit, grant tokens, preempt, commit. Touches no tensors and no text.
+
+There is no prefill phase: ``num_computed_tokens`` of each request catches up with ``num_tokens``, and a request
+that is one token behind decodes, with drafts beside that token.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.kv_cache.manager import KVCacheManager
+from outrider.outputs import FinishReason, TokenSource
+from outrider.request import Request, Status
+from outrider.scheduler.speculation import SpeculationController
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one request may do in this step; the slots for all of it are allocated.
+
+    ``num_tokens`` committed tokens are computed, from ``num_computed_tokens`` on. If they reach the last one,
+    ``scores`` is true, up to ``max_drafts`` tokens may follow, and the step commits at least one new token.
+    """
+
+    request: Request
+    num_tokens: int
+    max_drafts: int
+    scores: bool
+
+
+class Scheduler:
+    """First come, first served; on shortage of blocks drafts shrink first, then the youngest request is preempted."""
+
+    def __init__(
+        self, kv: KVCacheManager, controller: SpeculationController, *, max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
+        self._kv = kv
+        self._controller = controller
+        self._max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._preempted: list[Request] = []
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that hold blocks, oldest first."""
+        return self._running
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Requests that hold none, next first."""
+        return self._waiting
+
+    @property
+    def has_requests(self) -> bool:
+        """True while anyone waits or runs."""
+        return bool(self._waiting or self._running)
+
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
+        self._waiting.append(request)
+
+    def schedule(self) -> list[Grant]:
+        """Grant tokens for one step, oldest request first; at least one grant if there is any request."""
+        grants: list[Grant] = []
+        budget = self._max_num_batched_tokens
+        # Every running request is granted its next token before anyone's drafts or long prompt fill the pass.
+        reserved = len(self._running)
+        for request in list(self._running):
+            reserved -= 1
+            if request.status is not Status.RUNNING:
+                continue  # preempted for an older one in this very loop
+            grant = self._grant(request, budget - reserved, may_preempt=True)
+            if grant is not None:
+                grants.append(grant)
+                budget -= grant.num_tokens + grant.max_drafts
+        if not self._preempted:
+            self._admit(grants, budget)
+        return grants
+
+    def take_preempted(self) -> list[Request]:
+        """The requests preempted since the last call; their drafters must forget them."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def commit(
+        self,
+        grant: Grant,
+        tokens: Sequence[tuple[int, TokenSource]],
+        on_token: Callable[[Request, int], str | None],
+    ) -> int:
+        """Append what a step emitted, cut at the first end, roll the cache back; return how many were appended.
+
+        ``on_token`` sees each token before it is appended and returns a stop string if the text now holds one. Of
+        the step's K/V those of committed tokens stay; the last committed token has none yet.
+        """
+        request, appended = grant.request, 0
+        request.num_computed_tokens += grant.num_tokens
+        for token_id, source in tokens:
+            appended += 1
+            request.append(token_id, source, on_token(request, token_id))
+            if request.finished:
+                break
+        if appended:
+            request.num_computed_tokens += appended - 1
+        if request.finished:
+            self._drop(request)
+        else:
+            self._kv.truncate(request.request_id, request.num_computed_tokens)
+        return appended
+
+    def finish(self, request: Request, reason: FinishReason, *, error: str | None = None) -> None:
+        """End a request from outside, at any phase; its blocks come back at once."""
+        request.finish(reason, error=error)
+        self._drop(request)
+
+    def check_integrity(self) -> None:
+        """Raise ``IntegrityError`` unless blocks add up and only running requests hold any."""
+        self._kv.check_integrity(live=(request.request_id for request in self._running))
+
+    def _grant(self, request: Request, budget: int, *, may_preempt: bool) -> Grant | None:
+        behind = request.num_tokens - request.num_computed_tokens
+        num_tokens = min(behind, budget)
+        # No drafts beside a prompt, even one of a single token: the first token must not wait for a drafter.
+        decoding = behind == 1 and request.num_output_tokens > 0
+        drafts = self._num_drafts(request, budget - 1) if decoding else 0
+        upto = request.num_computed_tokens + num_tokens
+        while not self._kv.allocate(request.request_id, upto + drafts):
+            if drafts:
+                drafts -= 1
+            elif not may_preempt or self._preempt_youngest() is request:
+                return None
+        return Grant(request, num_tokens, drafts, scores=num_tokens == behind)
+
+    def _num_drafts(self, request: Request, budget: int) -> int:
+        if request.drafting_stopped:
+            return 0
+        # A step emits one token more than it accepts drafts, so the last allowed token is never drafted for.
+        wanted = min(self._controller.num_draft_tokens(request), budget, request.num_remaining_tokens - 1)
+        cap = request.params.num_speculative_tokens
+        return max(0, wanted if cap is None else min(wanted, cap))
+
+    def _admit(self, grants: list[Grant], budget: int) -> None:
+        while self._waiting and budget > 0 and len(self._running) < self._max_num_seqs:
+            grant = self._grant(self._waiting[0], budget, may_preempt=False)
+            if grant is None:
+                return
+            request = self._waiting.popleft()
+            request.status = Status.RUNNING
+            self._running.append(request)
+            self._running.sort(key=lambda running: running.arrival)
+            grants.append(grant)
+            budget -= grant.num_tokens + grant.max_drafts
+
+    def _preempt_youngest(self) -> Request:
+        victim = self._running.pop()
+        self._kv.free(victim.request_id)
+        victim.status = Status.WAITING
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self._waiting.appendleft(victim)
+        self._preempted.append(victim)
+        return victim
+
+    def _drop(self, request: Request) -> None:
+        if request in self._running:
+            self._running.remove(request)
+        elif request in self._waiting:
+            self._waiting.remove(request)
+        self._kv.free(request.request_id)

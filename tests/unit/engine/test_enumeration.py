@@ -1,0 +1,131 @@
+"""The whole engine under enumerating noise: the joint law of what it emits is the target's, exactly."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from outrider.audit.enumerate import enumerate_outcomes
+from outrider.drafters.base import Drafter
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.ngram import NGramDrafter
+from outrider.engine.engine import Verify
+from outrider.engine.verify import verify
+from outrider.models.toy import ToyModel, random_table
+from outrider.request import Request
+from outrider.runner.model_runner import ModelRunner
+from outrider.sampling.law import law as processed
+from outrider.sampling.noise import Noise
+from outrider.sampling_params import SamplingParams
+from outrider.verification.base import Proposal, VerifyResult
+from tests.unit.engine.helpers import KSchedule, run, toy_engine
+
+VOCAB = 3
+LAW = random_table(VOCAB, seed=6, order=3)
+DRAFT = random_table(VOCAB, seed=7, order=3)
+PROMPT = [0, 1, 0, 1]
+LENGTH = 3
+
+
+def draft_model(vocab: int = VOCAB) -> Drafter:
+    runner = ModelRunner(ToyModel(VOCAB, DRAFT), num_blocks=8, block_size=2)
+    return DraftModelDrafter(runner, target_vocab_size=vocab, max_num_batched_tokens=16)
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": lambda: NGramDrafter(min_match=1, max_match=2),
+    "draft_model": draft_model,
+}
+
+
+def law_of_strings(params: SamplingParams, end: frozenset[int]) -> dict[tuple[int, ...], float]:
+    """The target alone: every output, cut at an end token, with its probability."""
+    strings: dict[tuple[int, ...], float] = {}
+    for tokens in itertools.product(range(VOCAB), repeat=params.max_tokens):
+        probability, out = 1.0, tuple[int, ...]()
+        for token in tokens:
+            logits = np.log(LAW((*PROMPT, *out)))
+            probability *= float(processed(logits, params)[token])
+            out = (*out, token)
+            if token in end:
+                break
+        strings[out] = strings.get(out, 0.0) + probability * VOCAB ** -(params.max_tokens - len(out))
+    return strings
+
+
+def total_variation(
+    make: Callable[[], Drafter],
+    k: int | KSchedule,
+    params: SamplingParams,
+    end: frozenset[int] = frozenset(),
+    verify_with: Verify = verify,
+) -> float:
+    def once(noise: Noise) -> tuple[int, ...]:
+        engine = toy_engine(
+            LAW,
+            make(),
+            vocab_size=VOCAB,
+            k=k,
+            num_blocks=8,
+            block_size=2,
+            end_token_ids=end,
+            verify_with=verify_with,
+            noise_for=lambda seed: noise,
+        )
+        return run(engine, [PROMPT], params)[0].outputs[0].token_ids
+
+    emitted: dict[tuple[int, ...], float] = {}
+    for probability, tokens in enumerate_outcomes(once):
+        emitted[tokens] = emitted.get(tokens, 0.0) + probability
+    expected = law_of_strings(params, end)
+    return 0.5 * sum(abs(emitted.get(s, 0.0) - expected.get(s, 0.0)) for s in emitted.keys() | expected.keys())
+
+
+PARAMS = [
+    SamplingParams(max_tokens=LENGTH),
+    SamplingParams(max_tokens=LENGTH, temperature=0.6, top_k=2),
+    SamplingParams(max_tokens=LENGTH, top_p=0.7),
+    SamplingParams(max_tokens=LENGTH, temperature=0.0),
+]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("k", [0, 1, 2])
+@pytest.mark.parametrize("params", PARAMS, ids=["plain", "top-k", "top-p", "greedy"])
+def test_the_engine_emits_the_targets_law(name: str, k: int, params: SamplingParams) -> None:
+    assert total_variation(DRAFTERS[name], k, params) < 1e-12
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_law_holds_with_an_end_inside_the_block(name: str) -> None:
+    assert total_variation(DRAFTERS[name], 2, PARAMS[0], end=frozenset({2})) < 1e-12
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_law_holds_when_k_follows_what_was_emitted(name: str) -> None:
+    k = KSchedule(lambda request: (request.token_ids[-1] + request.num_output_tokens) % 3)
+    assert total_variation(DRAFTERS[name], k, PARAMS[0]) < 1e-12
+
+
+def _wrong_row(request: Request, proposal: Proposal, logits: Tensor, noise: Noise) -> VerifyResult:
+    return verify(request, proposal, logits.roll(1, dims=0), noise)
+
+
+def _bonus_from_the_row_before(request: Request, proposal: Proposal, logits: Tensor, noise: Noise) -> VerifyResult:
+    faulty = logits.clone()
+    faulty[-1] = logits[max(0, len(logits) - 2)]
+    return verify(request, proposal, faulty, noise)
+
+
+def _accepts_everything(request: Request, proposal: Proposal, logits: Tensor, noise: Noise) -> VerifyResult:
+    result = verify(request, Proposal(), logits[-1:], noise)
+    return VerifyResult(len(proposal), result.token_id, "bonus")
+
+
+@pytest.mark.parametrize("faulty", [_wrong_row, _bonus_from_the_row_before, _accepts_everything])
+def test_a_faulty_step_is_seen(faulty: Verify) -> None:
+    assert total_variation(DRAFTERS["draft_model"], 2, PARAMS[0], verify_with=faulty) > 1e-3

@@ -1,0 +1,94 @@
+"""Random arrivals, steps and aborts over tiny caches: every block comes back, every answer is the solo one."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outrider.drafters.base import Drafter
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.ngram import NGramDrafter
+from outrider.models.toy import ToyModel, random_table
+from outrider.runner.model_runner import ModelRunner
+from outrider.sampling_params import SamplingParams
+from tests.unit.engine.helpers import drain, run, toy_engine
+
+VOCAB = 5
+LAW = random_table(VOCAB, seed=2, sharpness=2.0)
+DRAFT_LAW = random_table(VOCAB, seed=3, sharpness=2.0)
+MAX_LEN = 24
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.8, 1.0]),
+    top_k=st.sampled_from([0, 3]),
+    seed=st.integers(0, 3),
+    max_tokens=st.integers(1, 16),
+    ignore_eos=st.booleans(),
+)
+ADD = st.tuples(st.just("add"), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=MAX_LEN - 1), PARAMS)
+STEP = st.tuples(st.just("step"), st.integers(1, 5), st.none())
+ABORT = st.tuples(st.just("abort"), st.integers(0, 10), st.none())
+
+
+def _drafter(kind: str) -> Drafter | None:
+    if kind == "ngram":
+        return NGramDrafter(min_match=1, max_match=3)
+    if kind == "draft_model":
+        runner = ModelRunner(ToyModel(VOCAB, DRAFT_LAW), num_blocks=12, block_size=2)
+        return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=8)
+    return None
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    operations=st.lists(st.one_of(ADD, ADD, STEP, ABORT), max_size=25),
+    kind=st.sampled_from(["none", "ngram", "draft_model"]),
+    k=st.integers(0, 5),
+    num_blocks=st.integers(12, 20),
+    max_num_seqs=st.integers(1, 5),
+    budget=st.integers(1, 20),
+)
+def test_every_block_comes_back_and_every_answer_is_the_solo_one(
+    operations: list[tuple[str, object, object]], kind: str, k: int, num_blocks: int, max_num_seqs: int, budget: int
+) -> None:
+    drafter = _drafter(kind)
+    engine = toy_engine(
+        LAW,
+        drafter,
+        vocab_size=VOCAB,
+        k=k,
+        num_blocks=num_blocks,
+        block_size=2,
+        max_model_len=MAX_LEN,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        end_token_ids=frozenset({0}),
+    )
+    added: list[tuple[list[int], SamplingParams]] = []
+    for operation, what, params in operations:
+        if operation == "add":
+            assert isinstance(what, list)
+            assert isinstance(params, SamplingParams)
+            engine.add_request(str(len(added)), what, params)
+            added.append((what, params))
+        elif operation == "step":
+            for _ in range(int(str(what))):
+                engine.step()
+                engine.check_integrity()
+        else:
+            engine.abort(str(what))
+        engine.check_integrity()
+    drain(engine)
+    if isinstance(drafter, DraftModelDrafter):
+        drafter.check_integrity()
+        assert drafter._runner.kv.num_free_blocks == drafter._runner.kv.num_blocks
+    for index, (prompt, params) in enumerate(added):
+        completion = engine.take_output(str(index)).outputs[0]
+        solo = toy_engine(LAW, None, vocab_size=VOCAB, max_model_len=MAX_LEN, end_token_ids=frozenset({0}))
+        expected = run(solo, [prompt], params)[0].outputs[0]
+        if completion.finish_reason == "abort":
+            assert completion.token_ids == expected.token_ids[: len(completion.token_ids)]
+        else:
+            assert completion.token_ids == expected.token_ids
+            assert completion.finish_reason == expected.finish_reason
