@@ -3,19 +3,20 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test bench docs clean
+.PHONY: help setup demo check format test bench bench-models peers peers-openvino docs clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(STAMP) ## make the virtual environment, install Outrider and fetch the default model
 	@$(BIN)/outrider pull smollm2-135m-instruct >/dev/null
 
-$(STAMP): pyproject.toml requirements-dev.txt
+$(STAMP): pyproject.toml requirements-dev.txt CMakeLists.txt $(wildcard src/outrider/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Outrider needs Python 3.11 or newer, and $(PYTHON) is older; use make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
@@ -42,8 +43,24 @@ test: setup ## all tests
 bench: setup ## the figures quoted in the README, written to benchmarks/results
 	$(BIN)/python benchmarks/first_light.py --json benchmarks/results/first_light.json
 
+bench-models: $(STAMP) ## fetch the models that benchmarks use into the cache, and print their paths
+	@for model in smollm2-135m-instruct qwen2.5-coder-0.5b-instruct qwen2.5-coder-1.5b-instruct gemma-3-270m; do \
+	  $(BIN)/outrider pull $$model || exit 1; \
+	done
+
+peers: $(PEERS)/.installed ## install the engines that bench compare measures; llama.cpp compiles for minutes
+
+$(PEERS)/.installed: requirements-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	nice $(PEERS)/bin/pip install --disable-pip-version-check -r requirements-peers.txt
+	touch $@
+
+peers-openvino: ## add OpenVINO to the engines that bench compare measures
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --disable-pip-version-check openvino-genai==2026.4.1.0
+
 docs: $(STAMP) ## write docs/cli.md anew from the commands' own help
 	$(BIN)/python docs/make_cli.py
 
-clean: ## remove what make has made
+clean: ## remove what make has made, but for .venv-peers
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -13,6 +13,8 @@ from outrider.errors import ConfigError
 Method = Literal["auto", "ngram", "draft_model", "off"]
 Verification = Literal["auto", "standard"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Backend = Literal["auto", "native", "reference"]
+Quantization = Literal["int8", "int4"]
 
 MAX_SPECULATIVE_TOKENS = 64
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
@@ -24,6 +26,8 @@ class SpeculativeConfig(Strict):
     method                  ``auto`` takes ``draft_model`` if ``model`` is given, else ``ngram``
     model                   the draft model: alias, file, folder or hub id
     num_speculative_tokens  K, the most tokens drafted per step; 0 drafts nothing
+    quantization            ``int8`` or ``int4``: the draft model's weights in groups of 32, rounded when loaded (CPU)
+    draft_vocab_size        the draft model's output is trimmed to its so many lowest (most frequent) ids; lossless
     prompt_lookup_min/max   shortest and longest match, in tokens, of the ngram drafter
     verification            ``auto`` picks the verifier by proposal and seed, ``standard`` keeps to rejection sampling
     """
@@ -33,6 +37,8 @@ class SpeculativeConfig(Strict):
     method: Method = "auto"
     model: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = DEFAULT_NUM_SPECULATIVE_TOKENS
+    quantization: Quantization | None = None
+    draft_vocab_size: Annotated[int, Field(ge=1)] | None = None
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = 1
     prompt_lookup_max: Annotated[int, Field(ge=1, le=32)] = 4
     verification: Verification = "auto"
@@ -45,6 +51,9 @@ class SpeculativeConfig(Strict):
             )
         if self.method == "draft_model" and self.model is None:
             raise ValueError("method='draft_model' needs 'model', the draft model's alias, file, folder or hub id")
+        for key in ("quantization", "draft_vocab_size"):
+            if self.model is None and getattr(self, key) is not None:
+                raise ValueError(f"{key} is the draft model's, but no 'model' is given")
         if self.method in ("ngram", "off") and self.model is not None:
             raise ValueError(f"method={self.method!r} takes no draft model, but model={self.model!r} was given")
         return self
@@ -80,7 +89,10 @@ class EngineConfig(Strict):
     """Settings of one engine.
 
     model                   alias, ``.gguf`` file, folder or hub id of the target model
-    dtype                   type of weights and KV cache; ``auto`` is float32 on CPU, bfloat16 on CUDA
+    dtype                   type of weights and KV cache. ``auto``: on CPU a GGUF file keeps its own formats, other
+                            weights are bfloat16, and so is the KV cache; on CUDA bfloat16
+    quantization            ``int8`` or ``int4``: weights in groups of 32, rounded when loaded (CPU)
+    backend                 ``native`` kernels or the torch ``reference``; ``auto`` takes native on a CPU
     device                  ``auto`` takes CUDA where there is one, else ``cpu``
     max_model_len           most tokens of one request, prompt and output together; default: the model's own
     max_num_seqs            most requests in one step
@@ -95,6 +107,8 @@ class EngineConfig(Strict):
 
     model: str
     dtype: Dtype = "auto"
+    quantization: Quantization | None = None
+    backend: Backend = "auto"
     device: str = "auto"
     max_model_len: Annotated[int, Field(ge=2)] | None = None
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 64

@@ -32,7 +32,13 @@ DraftModel = Annotated[str | None, typer.Option("--draft-model", help="Draft wit
 NumSpeculative = Annotated[
     int | None, typer.Option("--num-speculative-tokens", "-k", help="Draft at most K tokens per step; 0 drafts none.")
 ]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", help="auto keeps a .gguf file's own formats; or float32, bfloat16, float16.")
+]
+Quantization = Annotated[
+    str | None, typer.Option("--quantization", help="int8 or int4: round the weights when loading (CPU).")
+]
+BackendOption = Annotated[str, typer.Option("--backend", help="auto, native (CPU kernels) or reference (torch).")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt and output together.")]
 
@@ -60,9 +66,12 @@ def load(model: str, speculative: dict[str, Any], **settings: Any) -> LLM:
     from rich.console import Console
 
     from outrider.cli.pull import show_progress
+    from outrider.config import EngineConfig, SpeculativeConfig
     from outrider.llm import LLM
     from outrider.models.loader.resolve import resolve
 
+    # A setting that does not fit is refused before anything is fetched.
+    EngineConfig(model=model, speculative=SpeculativeConfig.parse(speculative), **settings)
     with show_progress() as progress:
         for reference in filter(None, (model, speculative.get("model"))):
             resolve(reference, progress)

@@ -26,6 +26,8 @@ def chat(
     draft_model: options.DraftModel = None,
     num_speculative_tokens: options.NumSpeculative = None,
     dtype: options.DtypeOption = "auto",
+    quantization: options.Quantization = None,
+    backend: options.BackendOption = "auto",
     device: options.Device = "auto",
     marks: Annotated[bool, typer.Option("--marks/--no-marks", help="Mark each token by how it was made.")] = True,
 ) -> None:
@@ -34,7 +36,7 @@ def chat(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
     speculative = options.speculative_dict(speculative_config, draft_model, num_speculative_tokens)
-    llm = options.load(model, speculative, dtype=dtype, device=device)
+    llm = options.load(model, speculative, dtype=dtype, quantization=quantization, backend=backend, device=device)
     typer.echo(f"{model}; speculation: {llm.speculation}. An empty line ends, /reset begins anew.", err=True)
     opening = [] if system is None else [{"role": "system", "content": system}]
     messages = list(opening)

@@ -84,7 +84,8 @@ def demo(
     _run(llm, "Hello", 8, 0)  # the first pass touches every weight and is slower
     results = []
     for name, prompt in PROMPTS.items():
-        comparison, output = compare(llm, name, prompt, max_tokens, repeats)
+        with Console(stderr=True).status(f"{name}: {repeats} runs each, with speculation off and on …"):
+            comparison, output = compare(llm, name, prompt, max_tokens, repeats)
         _show(console, comparison, output)
         results.append(comparison)
     _summary(console, results)

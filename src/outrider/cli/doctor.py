@@ -36,11 +36,14 @@ def doctor(
 def _backend() -> dict[str, object]:
     import torch
 
+    from outrider.ops import native
+
     cuda = torch.cuda.is_available()
     return {
         "device": "cuda" if cuda else "cpu",
         "device_name": torch.cuda.get_device_name(0) if cuda else None,
-        "operations": "torch reference",
+        "operations": "torch reference" if cuda or not native.available() else "native",
+        "native": native.describe(),
         "why": "a CUDA device was found" if cuda else "torch sees no CUDA device",
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -88,7 +91,9 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     table.add_row("system", machine["system"])
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in report["versions"].items()))
     table.add_row("device", f"{backend['device']} ({backend['why']})")
-    table.add_row("operations", f"{backend['operations']}, {backend['threads']} threads, {backend['cpu_capability']}")
+    table.add_row("operations", backend["operations"])
+    table.add_row("native", backend["native"])
+    table.add_row("torch", f"{backend['threads']} threads, {backend['cpu_capability']}")
     table.add_row("cache", f"{cache['folder']}, {cache['free_bytes'] / 2**30:.0f} GiB free")
     for alias, path in report["models"].items():
         table.add_row("model", f"{alias}: {path or f'not here; outrider pull {alias}'}")

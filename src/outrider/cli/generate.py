@@ -30,6 +30,8 @@ def generate(
     draft_model: options.DraftModel = None,
     num_speculative_tokens: options.NumSpeculative = None,
     dtype: options.DtypeOption = "auto",
+    quantization: options.Quantization = None,
+    backend: options.BackendOption = "auto",
     device: options.Device = "auto",
     max_model_len: options.MaxModelLen = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write result and figures here; - is stdout.")] = None,
@@ -46,7 +48,15 @@ def generate(
     )
     speculative = options.speculative_dict(speculative_config, draft_model, num_speculative_tokens)
     text = _prompt(prompt, prompt_file)
-    llm = options.load(model, speculative, dtype=dtype, device=device, max_model_len=max_model_len)
+    llm = options.load(
+        model,
+        speculative,
+        dtype=dtype,
+        quantization=quantization,
+        backend=backend,
+        device=device,
+        max_model_len=max_model_len,
+    )
     report = run(llm, text, params, show=json_path != "-")
     if json_path is not None:
         from outrider.cli._report import environment, write_json

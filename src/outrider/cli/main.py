@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from outrider.cli import audit, chat, demo, doctor, generate, pull
+from outrider.cli import audit, bench, chat, demo, doctor, generate, pull
 
 app = typer.Typer(
     name="outrider",
@@ -28,6 +28,7 @@ app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
 app.command("doctor")(doctor.doctor)
 app.add_typer(audit.app, name="audit")
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from outrider.drafters.base import DraftRequest, Proposal
-from outrider.ops.reference import max_and_argmax
+from outrider.ops.native import max_and_argmax
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
 from outrider.sampling.law import law
@@ -48,8 +48,17 @@ class DraftModelDrafter:
     name = "draft_model"
 
     def __init__(
-        self, runner: ModelRunner, *, target_vocab_size: int, max_num_batched_tokens: int, couple_seeds: bool = True
+        self,
+        runner: ModelRunner,
+        *,
+        target_vocab_size: int,
+        max_num_batched_tokens: int,
+        couple_seeds: bool = True,
+        token_ids: Sequence[int] | None = None,
     ) -> None:
+        """``token_ids`` are the tokens that the rows of a trimmed output stand for; without, row i is token i."""
+        rows = min(runner.model.vocab_size, target_vocab_size)  # a draft may be padded further than the target
+        self._token_ids = np.arange(rows) if token_ids is None else np.asarray(token_ids, dtype=np.int64)
         self._runner = runner
         self._vocab_size = target_vocab_size
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -127,12 +136,12 @@ class DraftModelDrafter:
     def _extend(self, draft: _Draft, logits: Tensor) -> None:
         """Draw one more token from ``logits`` [1, draft vocab]."""
         request, noise = draft.entry.request, draft.entry.noise
-        row = logits[:, : self._vocab_size]  # a draft may be padded further than the target
+        row = logits[:, : len(self._token_ids)]
         if request.params.greedy:
-            draft.token_ids.append(int(max_and_argmax(row)[1]))
+            draft.token_ids.append(int(self._token_ids[int(max_and_argmax(row)[1])]))
             return
         probs = np.zeros(self._vocab_size, dtype=np.float64)
-        probs[: row.shape[1]] = law(row[0].double().cpu().numpy(), request.params)
+        probs[self._token_ids] = law(row[0].double().cpu().numpy(), request.params)
         position = request.num_tokens + len(draft.token_ids)
         purpose = Purpose.TARGET if draft.point_mass else Purpose.DRAFT
         draft.token_ids.append(noise.draw(probs, position, purpose))

@@ -13,12 +13,12 @@ from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
+from outrider.engine.backends import build_model, resolve_device
 from outrider.engine.engine import Engine
 from outrider.engine.verify import verify
 from outrider.errors import ConfigError, VocabularyMismatchError
 from outrider.models.base import CausalModel
-from outrider.models.decoder import Decoder
-from outrider.models.loader.load import LoadedModel, load_model
+from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
 from outrider.runner.model_runner import ModelRunner
 from outrider.scheduler.speculation import FixedSpeculation
@@ -41,9 +41,8 @@ class ReadyEngine:
 def build_engine(config: EngineConfig) -> ReadyEngine:
     """Load the target, and the draft model if there is one. Raises ``UserError`` if something does not fit."""
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    loaded = load_model(config.model, dtype)
-    target = Decoder(loaded.config, loaded.weights, device)
+    opened = open_model(config.model)
+    target = build_model(opened, config, device, quantization=config.quantization)
     max_model_len = _max_model_len(config, target)
     num_blocks = _num_blocks(config, target, max_model_len)
     capacity = num_blocks * config.block_size
@@ -57,44 +56,21 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
         max_model_len = capacity
     runner = ModelRunner(target, num_blocks=num_blocks, block_size=config.block_size)
     speculative = config.speculative
-    drafter = _drafter(config, loaded, device, dtype, num_blocks)
+    drafter = _drafter(config, opened, device, num_blocks)
     engine = Engine(
         runner,
         drafter,
         FixedSpeculation(0 if drafter is None else speculative.num_speculative_tokens),
-        new_stream=loaded.tokenizer.stream,
+        new_stream=opened.tokenizer.stream,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        end_token_ids=frozenset(loaded.tokenizer.eos_token_ids) | frozenset(loaded.config.eos_token_ids),
+        end_token_ids=frozenset(opened.config.eos_token_ids),
         seed=config.seed,
         speculation=_describe(speculative, drafter),
         verify_with=partial(verify, rejection_only=speculative.verification == "standard"),
     )
-    return ReadyEngine(engine, loaded.tokenizer, loaded.name)
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device that ``name`` means; ``auto`` takes CUDA where there is one. Raises ``ConfigError``."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device={name!r} is not known; use 'auto', 'cpu' or 'cuda'") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name!r} is not supported; use 'auto', 'cpu' or 'cuda'")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={name!r}, but torch sees no CUDA device here; use device='cpu'")
-    return device
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type that ``name`` means on ``device``."""
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return ReadyEngine(engine, opened.tokenizer, opened.name)
 
 
 def _max_model_len(config: EngineConfig, target: CausalModel) -> int:
@@ -128,9 +104,7 @@ def _free_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _drafter(
-    config: EngineConfig, target: LoadedModel, device: torch.device, dtype: torch.dtype, num_blocks: int
-) -> Drafter | None:
+def _drafter(config: EngineConfig, target: OpenModel, device: torch.device, num_blocks: int) -> Drafter | None:
     speculative = config.speculative
     method = speculative.resolved_method
     if method == "off":
@@ -139,18 +113,31 @@ def _drafter(
         return NGramDrafter(min_match=speculative.prompt_lookup_min, max_match=speculative.prompt_lookup_max)
     if speculative.model is None:
         raise ConfigError("method='draft_model' needs 'model'")
-    loaded = load_model(speculative.model, dtype)
-    check_same_vocabulary(target, loaded)
-    draft = Decoder(loaded.config, loaded.weights, device)
+    opened = open_model(speculative.model)
+    check_same_vocabulary(target, opened)
+    kept = kept_tokens(opened, speculative.draft_vocab_size)
+    model = build_model(opened, config, device, quantization=speculative.quantization, head_rows=kept)
     return DraftModelDrafter(
-        ModelRunner(draft, num_blocks=num_blocks, block_size=config.block_size),
+        ModelRunner(model, num_blocks=num_blocks, block_size=config.block_size),
         target_vocab_size=target.config.vocab_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
         couple_seeds=speculative.verification == "auto",
+        token_ids=kept,
     )
 
 
-def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
+def kept_tokens(opened: OpenModel, count: int | None) -> list[int] | None:
+    """The ids that a trimmed draft can propose: the ``count`` lowest, and the end tokens; None for all.
+
+    Byte-pair vocabularies list their tokens in the order in which they were merged, which is by frequency; so the
+    lowest ids are the most frequent tokens. Trimming loses no exactness, only the drafts that would have been others.
+    """
+    if count is None or count >= opened.config.vocab_size:
+        return None
+    return sorted({*range(count), *opened.config.eos_token_ids})
+
+
+def check_same_vocabulary(target: OpenModel, draft: OpenModel) -> None:
     """Raise ``VocabularyMismatchError`` unless every real token has the same id; padding may differ."""
     difference = target.tokenizer.vocabulary_difference(draft.tokenizer)
     if difference is not None:

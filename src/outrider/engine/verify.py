@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from outrider.ops.reference import max_and_argmax
+from outrider.ops.native import max_and_argmax
 from outrider.request import Request
 from outrider.sampling.law import law
 from outrider.sampling.noise import Noise, Weights

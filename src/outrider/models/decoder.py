@@ -1,11 +1,11 @@
 """One pre-norm decoder with grouped-query attention and a gated MLP, configured for each family, not copied.
 
-Llama and Qwen2 differ only in their ``ModelConfig``. Knows nothing about files, tokenizers or sampling.
+Families differ only in their ``ModelConfig``. Knows nothing about files, tokenizers or sampling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.kv_cache.storage import KVStorage
 from outrider.models.batch import ForwardBatch
 from outrider.models.config import ModelConfig
-from outrider.models.rope import scaled_frequencies
+from outrider.models.rope import local_frequencies, scaled_frequencies
 from outrider.ops import reference as ops
 
 
@@ -29,26 +29,45 @@ class LayerWeights:
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    post_attn_norm: Tensor | None
+    post_mlp_norm: Tensor | None
 
 
 class Decoder:
     """A ``CausalModel`` over weights under the loader's canonical names (see ``models.loader``)."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        device: torch.device,
+        *,
+        head_rows: Sequence[int] | None = None,
+    ) -> None:
+        """``head_rows`` trims the output to those tokens, whose logits then come in that order."""
         self.config = config
         self.device = device
-        self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
         self._embed = weights["embed"].to(device)
         self._lm_head = self._embed if config.tie_word_embeddings else weights["lm_head"].to(device)
+        if head_rows is not None:
+            self._lm_head = self._lm_head[list(head_rows)]
+        self.vocab_size = self._lm_head.shape[0]
         self._final_norm = weights["final_norm"].to(device)
         self._layers = [self._layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
         self._frequencies = scaled_frequencies(config).to(device)
+        local = local_frequencies(config)
+        self._local_frequencies = None if local is None else local.to(device)
         self.dtype = self._embed.dtype
 
     def _layer(self, weights: Mapping[str, Tensor], prefix: str) -> LayerWeights:
         def joined(*names: str) -> Tensor:
             return torch.cat([weights[prefix + name] for name in names]).to(self.device)
+
+        def optional(name: str) -> Tensor | None:
+            return weights[prefix + name].to(self.device) if prefix + name in weights else None
 
         biased = prefix + "q_bias" in weights
         return LayerWeights(
@@ -59,6 +78,10 @@ class Decoder:
             mlp_norm=weights[prefix + "mlp_norm"].to(self.device),
             gate_up=joined("gate", "up"),
             down=weights[prefix + "down"].to(self.device),
+            q_norm=optional("q_norm"),
+            k_norm=optional("k_norm"),
+            post_attn_norm=optional("post_attn_norm"),
+            post_mlp_norm=optional("post_mlp_norm"),
         )
 
     def bytes_per_block(self, block_size: int) -> int:
@@ -82,19 +105,39 @@ class Decoder:
     def forward(self, batch: ForwardBatch, cache: KVStorage) -> Tensor:
         """Write the batch's K/V and return float32 logits [num_logits, vocab] for ``batch.logit_rows``."""
         config, eps = self.config, self.config.rms_norm_eps
-        cos, sin = ops.rotary_tables(batch.positions, self._frequencies)
+        tables = ops.rotary_tables(batch.positions, self._frequencies)
+        local = self._local_frequencies
+        local_tables = tables if local is None else ops.rotary_tables(batch.positions, local)
         heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        gated = ops.silu_mul if config.activation == "silu" else ops.gelu_tanh_mul
         hidden = ops.embedding(self._embed, batch.token_ids)  # [num_tokens, hidden]
-        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+        if config.embedding_scale != 1.0:
+            hidden = hidden * torch.tensor(config.embedding_scale, dtype=hidden.dtype)
+        for index, (layer, keys, values) in enumerate(zip(self._layers, cache.keys, cache.values, strict=True)):
+            window = config.window(index)
+            cos, sin = tables if window is None else local_tables
             qkv = ops.linear(ops.rms_norm(hidden, layer.attn_norm, eps), layer.qkv, layer.qkv_bias)
             query, key, value = torch.split(qkv.view(batch.num_tokens, -1, config.head_dim), heads, dim=1)
+            query, key = _normed(query, layer.q_norm, eps), _normed(key, layer.k_norm, eps)
             ops.write_kv(keys, batch.slot_mapping, ops.apply_rotary(key, cos, sin))
             ops.write_kv(values, batch.slot_mapping, value)
             mixed = ops.paged_attention(
-                ops.apply_rotary(query, cos, sin), keys, values, batch.block_tables, batch.query_start, batch.seq_lens
+                ops.apply_rotary(query, cos, sin),
+                keys,
+                values,
+                batch.block_tables,
+                batch.query_start,
+                batch.seq_lens,
+                scale=config.attention_scale,
+                window=window,
             )
-            hidden = hidden + ops.linear(mixed.reshape(batch.num_tokens, -1), layer.out)
+            attended = ops.linear(mixed.reshape(batch.num_tokens, -1), layer.out)
+            hidden = hidden + _normed(attended, layer.post_attn_norm, eps)
             gate_up = ops.linear(ops.rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up)
-            hidden = hidden + ops.linear(ops.silu_mul(gate_up), layer.down)
+            hidden = hidden + _normed(ops.linear(gated(gate_up), layer.down), layer.post_mlp_norm, eps)
         scored = ops.rms_norm(hidden[batch.logit_rows], self._final_norm, eps)
         return ops.linear(scored, self._lm_head).float()
+
+
+def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return x if weight is None else ops.rms_norm(x, weight, eps)

@@ -12,7 +12,7 @@ from outrider.ops.reference import rotary_frequencies
 
 
 def scaled_frequencies(config: ModelConfig) -> Tensor:
-    """Inverse frequencies [head_dim / 2] float32 after scaling.
+    """Inverse frequencies [head_dim / 2] float32 after scaling, of layers without a base of their own.
 
     ``linear`` divides them by the factor (arXiv 2306.15595). ``llama3`` divides the long wavelengths by the factor,
     keeps the short ones and blends between (Llama 3.1's configuration).
@@ -28,3 +28,8 @@ def scaled_frequencies(config: ModelConfig) -> Tensor:
     keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = keep.clamp(0.0, 1.0)
     return torch.lerp(frequencies / scaling.factor, frequencies, keep)
+
+
+def local_frequencies(config: ModelConfig) -> Tensor | None:
+    """Inverse frequencies [head_dim / 2] float32 of the layers with a window, where those have a base of their own."""
+    return None if config.local_rope_theta is None else rotary_frequencies(config.head_dim, config.local_rope_theta)

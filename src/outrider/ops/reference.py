@@ -34,6 +34,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """``gate_up`` [n, 2d], the gate's half first: gelu(gate) * up, [n, d], by the tanh formula (arXiv 1606.08415)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
 def rotary_frequencies(head_dim: int, theta: float) -> Tensor:
     """Inverse frequencies ``theta^(-2i/head_dim)``, [head_dim / 2] float32 (arXiv 2104.09864)."""
     return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
@@ -64,24 +70,32 @@ def paged_attention(
     block_tables: Tensor,
     query_start: Sequence[int],
     seq_lens: Sequence[int],
+    scale: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Causal attention of each request's new tokens over its own cached ones.
 
     query [n, heads, head_dim]; caches [blocks, block_size, kv_heads, head_dim]; block_tables [requests, blocks].
     The new tokens of request r are its last ``query_start[r+1] - query_start[r]`` of ``seq_lens[r]``, and their
-    K/V must have been written. Query head h reads KV head ``h // (heads / kv_heads)``. Returns [n, heads, head_dim].
+    K/V must have been written. Query head h reads KV head ``h // (heads / kv_heads)``. Scores are multiplied by
+    ``scale``, by default ``head_dim ** -0.5``. With a ``window``, position p sees keys [p - window + 1, p] only.
+    Returns [n, heads, head_dim].
     """
     num_heads, head_dim = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
+    scale = head_dim**-0.5 if scale is None else scale
     out = torch.empty_like(query)
     for r, seq_len in enumerate(seq_lens):
         start, stop = query_start[r], query_start[r + 1]
         rows = stop - start
-        blocks = block_tables[r, : -(-seq_len // block_size)]
-        # [kv_heads, seq_len, head_dim]
-        keys = key_cache[blocks].view(-1, num_kv_heads, head_dim)[:seq_len].transpose(0, 1).to(query.dtype)
-        values = value_cache[blocks].view(-1, num_kv_heads, head_dim)[:seq_len].transpose(0, 1).to(query.dtype)
+        # Blocks wholly before the first row's window are not read; keys are places [begin, seq_len).
+        first = 0 if window is None else max(0, seq_len - rows + 1 - window) // block_size
+        begin = first * block_size
+        blocks = block_tables[r, first : -(-seq_len // block_size)]
+        # [kv_heads, seq_len - begin, head_dim]
+        keys = key_cache[blocks].view(-1, num_kv_heads, head_dim)[: seq_len - begin].transpose(0, 1).to(query.dtype)
+        values = value_cache[blocks].view(-1, num_kv_heads, head_dim)[: seq_len - begin].transpose(0, 1).to(query.dtype)
         # [kv_heads, rows * group, head_dim]
         q = (
             query[start:stop]
@@ -89,10 +103,13 @@ def paged_attention(
             .transpose(0, 1)
             .reshape(num_kv_heads, -1, head_dim)
         )
-        scores = (q @ keys.transpose(1, 2)).float() * head_dim**-0.5
-        if rows > 1:
-            places = torch.arange(seq_len, device=query.device)
-            hidden = places[None, :] > places[seq_len - rows :, None]  # [rows, seq_len]
+        scores = (q @ keys.transpose(1, 2)).float() * scale
+        if rows > 1 or window is not None:
+            places = torch.arange(begin, seq_len, device=query.device)
+            own = places[-rows:, None]
+            hidden = places > own  # [rows, seq_len - begin]
+            if window is not None:
+                hidden |= places <= own - window
             scores = scores.masked_fill(hidden.repeat_interleave(group, dim=0), float("-inf"))
         mixed = torch.softmax(scores, dim=-1).to(values.dtype) @ values
         out[start:stop] = (

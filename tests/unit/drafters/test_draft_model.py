@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.models.toy import Law, ToyModel, random_table
 from outrider.outputs import RequestOutput
@@ -105,3 +109,29 @@ def test_the_prompt_is_drafted_from_only_after_the_first_token() -> None:
     engine.step()
     assert request.num_output_tokens == 1
     assert model.num_passes == 0, "the first token must not wait for the draft"
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=2, max_tokens=24), SamplingParams(max_tokens=24)])
+def test_a_trimmed_draft_proposes_only_its_own_tokens_and_changes_nothing(params: SamplingParams) -> None:
+    kept = [1, 4, 5, 8]
+
+    def trimmed(context: tuple[int, ...]) -> NDArray[np.float64]:
+        probs = TARGET(context)[kept]
+        return np.asarray(probs / probs.sum())
+
+    drafter = drafter_over(trimmed, vocab_size=len(kept), token_ids=kept)
+    proposed: list[int] = []
+    propose = drafter.propose
+
+    def recording(batch: Sequence[DraftRequest]) -> list[Proposal]:
+        proposals = propose(batch)
+        proposed.extend(token for proposal in proposals for token in proposal.token_ids)
+        return proposals
+
+    drafter.propose = recording  # type: ignore[method-assign]
+    outputs = run(toy_engine(TARGET, drafter, vocab_size=VOCAB), PROMPTS, params)
+    assert set(proposed) == set(kept)
+    assert outputs[0].metrics.speculation == "draft_model"
+    assert sum(o.metrics.speculative_decoding.num_accepted_draft_tokens for o in outputs) > 0
+    if params.greedy or params.seed is not None:
+        assert ids(outputs) == ids(run(toy_engine(TARGET, None, vocab_size=VOCAB), PROMPTS, params))

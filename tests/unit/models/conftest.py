@@ -35,6 +35,31 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+}
+SANDWICH_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}
+"""Family -> how transformers spells it; the configuration of Gemma 3's text models is named on its own."""
+
+FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 8},
+    "qwen3": {"head_dim": 16},
+    "gemma3": {
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 16,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000000.0},
+        },
+    },
 }
 
 
@@ -43,6 +68,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "outrider-cache"
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """The Gemma-3-270M file, if it has been pulled: its terms do not let every machine have it."""
+    from outrider.models.loader.cache import cache_directory
+
+    path = cache_directory() / "models" / "Gemma-3-270M.Q4_K_M.gguf"
+    if not path.is_file():
+        pytest.skip("Gemma-3-270M is not in the cache; `outrider pull gemma-3-270m` fetches it")
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -64,22 +100,19 @@ def backend(vocabulary: list[str]) -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="session")
 def tiny_model(vocabulary: list[str]) -> Callable[..., Any]:
-    """Build a random Llama or Qwen2 of transformers, each weight different, norms and biases too."""
+    """Build a random model of transformers of any family, each weight different, norms and biases too."""
 
-    def build(family: str = "llama", **changes: Any) -> Any:
+    def build(family: str = "llama", deviation: float = 1.0, **changes: Any) -> Any:
         import transformers
 
-        kinds: dict[str, tuple[Any, Any]] = {
-            "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-            "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        }
-        config, model = kinds[family]
-        settings = {**SETTINGS, "vocab_size": len(vocabulary), "eos_token_id": 2, "bos_token_id": 1, **changes}
-        made = model(config(**settings))
+        settings = {**SETTINGS, "vocab_size": len(vocabulary), "eos_token_id": 2, "bos_token_id": 1}
+        settings |= {**FAMILY_SETTINGS.get(family, {}), **changes}
+        config = getattr(transformers, CLASSES[family] + ("TextConfig" if family == "gemma3" else "Config"))
+        made = getattr(transformers, CLASSES[family] + "ForCausalLM")(config(**settings)).eval()
         torch.manual_seed(0)
         with torch.no_grad():
             for parameter in made.parameters():
-                parameter.copy_(torch.randn_like(parameter))
+                parameter.copy_(torch.randn_like(parameter) * deviation)
         return made
 
     return build
@@ -127,6 +160,18 @@ def write_gguf(vocabulary: list[str], tmp_path: Path) -> Callable[..., Path]:
 
 
 def _metadata(family: str, vocabulary: list[str]) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if family in ("qwen3", "gemma3"):
+        own = {f"{family}.attention.key_length": 16, f"{family}.attention.value_length": 16}
+    if family == "gemma3":
+        own |= {
+            "gemma3.block_count": 4,
+            "gemma3.attention.sliding_window": 8,
+            "gemma3.attention.sliding_window_pattern": [True, True, False, True],
+            "gemma3.rope.freq_base": 1000000.0,
+            "gemma3.rope.scaling.type": "linear",
+            "gemma3.rope.scaling.factor": 4.0,
+        }
     return {
         f"{family}.context_length": 128,
         f"{family}.vocab_size": len(vocabulary),
@@ -144,6 +189,7 @@ def _metadata(family: str, vocabulary: list[str]) -> dict[str, Any]:
         "tokenizer.ggml.merges": list(MERGES),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
+        **own,
     }
 
 
@@ -161,7 +207,11 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def _stored(state: Mapping[str, torch.Tensor], family: str) -> dict[str, Any]:
-    """Names and row order of a GGUF file; Llama files interleave the two halves of each query and key head."""
+    """Names, row order and norms of a GGUF file.
+
+    Llama files interleave the two halves of each query and key head; Gemma 3's hold norms with the 1 added.
+    """
+    names = {**NAMES, **SANDWICH_NAMES} if family == "gemma3" else NAMES
     stored: dict[str, Any] = {}
     for name, tensor in state.items():
         values = tensor.detach().float().numpy()
@@ -170,9 +220,11 @@ def _stored(state: Mapping[str, torch.Tensor], family: str) -> dict[str, Any]:
             heads = 4 if part.endswith("q_proj") else 2
             shape = (heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
             values = values.reshape(shape).swapaxes(1, 2).reshape(values.shape)
+        if family == "gemma3" and part.endswith("norm"):
+            values = values + 1
         if part.startswith("layers."):
             _, layer, inner = part.split(".", 2)
-            stored[f"blk.{layer}.{NAMES[inner]}.{suffix}"] = values
+            stored[f"blk.{layer}.{names[inner]}.{suffix}"] = values
         else:
             top = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
             stored[f"{top[part]}.{suffix}"] = values

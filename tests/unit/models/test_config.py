@@ -64,6 +64,98 @@ def test_qwen2_has_a_bias_and_may_state_a_window_that_it_does_not_use() -> None:
     assert (config.family, config.attention_bias) == ("qwen2", True)
 
 
+GEMMA3: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["Gemma3ForCausalLM"],
+    "head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+    "num_hidden_layers": 4,
+}
+
+
+def test_mistral_has_a_window_on_every_layer_unless_it_says_null() -> None:
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+    assert ModelConfig.from_hf({**mistral, "sliding_window": 8}).sliding_windows == (8, 8)
+    assert ModelConfig.from_hf({**mistral, "sliding_window": None}).window(1) is None
+    assert ModelConfig.from_hf(mistral).window(1) == 4096
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_qwen_windows_begin_at_a_layer_or_are_listed(family: str) -> None:
+    qwen = {**LLAMA, "architectures": [f"Q{family[1:]}ForCausalLM"], "sliding_window": 8, "max_window_layers": 1}
+    assert ModelConfig.from_hf(qwen).sliding_windows == ()
+    assert ModelConfig.from_hf({**qwen, "use_sliding_window": True}).sliding_windows == (None, 8)
+    listed = {**qwen, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
+    assert ModelConfig.from_hf(listed).sliding_windows == (8, None)
+
+
+def test_qwen3_norms_its_heads_and_has_no_bias() -> None:
+    config = ModelConfig.from_hf({**LLAMA, "architectures": ["Qwen3ForCausalLM"]})
+    assert (config.qk_norm, config.attention_bias, config.head_dim) == (True, False, 128)
+
+
+@pytest.mark.parametrize(
+    ("rope", "theta", "scaling", "local"),
+    [
+        ({}, 1e6, None, 1e4),
+        ({"rope_theta": 5e5, "rope_local_base_freq": 7.0}, 5e5, None, 7.0),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 1e6, RopeScaling("linear", 8.0), 1e4),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
+                }
+            },
+            5e5,
+            RopeScaling("linear", 8.0),
+            7.0,
+        ),
+    ],
+)
+def test_gemma3(rope: dict[str, Any], theta: float, scaling: RopeScaling | None, local: float) -> None:
+    config = ModelConfig.from_hf({**GEMMA3, **rope})
+    assert (config.rope_theta, config.rope_scaling, config.local_rope_theta) == (theta, scaling, local)
+    assert (config.activation, config.qk_norm, config.sandwich_norms) == ("gelu_tanh", True, True)
+    assert config.tie_word_embeddings
+    assert config.embedding_scale == pytest.approx(32**0.5)
+    assert config.attention_scale == pytest.approx(24**-0.5)
+
+
+def test_gemma3_sees_everything_on_every_sixth_layer_unless_it_lists_which() -> None:
+    assert ModelConfig.from_hf({**GEMMA3, "num_hidden_layers": 7}).sliding_windows == (*[8] * 5, None, 8)
+    assert ModelConfig.from_hf({**GEMMA3, "sliding_window_pattern": 2}).sliding_windows == (8, None, 8, None)
+    listed = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
+    assert ModelConfig.from_hf({**GEMMA3, "layer_types": listed}).sliding_windows == (None, 8, None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "'Gemma3ForConditionalGeneration'.*use a GGUF file"),
+        ({"hidden_activation": "silu"}, "hidden_activation='silu' is not supported; supported is 'gelu_pytorch_tanh'"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=true"),
+        ({"sliding_window": None}, "lacks 'sliding_window'"),
+        ({"sliding_window": 0}, "sliding_window=0"),
+        ({"layer_types": ["full_attention"]}, "layer_types=.'full_attention'. is not supported; it must list"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types=.*chunked_attention"),
+        ({"num_hidden_layers": 1 << 31}, "num_layers=2147483648"),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}, "layers with a window"),
+        ({"rope_parameters": {"full_attention": 3}}, "rope_parameters="),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope scaling 'yarn'"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0"),
+    ],
+)
+def test_what_does_not_fit_in_gemma3_is_named(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelFormatError, match=said) as caught:
+        ModelConfig.from_hf({**GEMMA3, **change})
+    assert "\n" not in str(caught.value)
+
+
 def test_absent_values_have_the_defaults_of_the_family() -> None:
     few = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "eos_token_id")}
     config = ModelConfig.from_hf(few)
@@ -110,7 +202,10 @@ def test_missing_values_are_named(key: str) -> None:
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=true"),
         ({"mlp_bias": True}, "mlp_bias=true"),
-        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
+        ({"use_sliding_window": True}, "use_sliding_window=true is not supported for llama"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "lacks 'max_window_layers'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=.* is not supported for llama"),
+        ({"architectures": ["Qwen3ForCausalLM"], "attention_bias": True}, "attention_bias=true"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks 'factor'"),

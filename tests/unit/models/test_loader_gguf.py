@@ -50,7 +50,7 @@ TYPES = [
 ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_are_those_of_the_original(write_gguf: Write, tiny_model: Build, family: str, tied: bool) -> None:
     state = tiny_model(family).state_dict()
@@ -132,6 +132,35 @@ def test_rope_scaling(write_gguf: Write, metadata: dict[str, Any], expected: Rop
     assert loader.read_config(GGUFFile(write_gguf(metadata=metadata))).rope_scaling == expected
 
 
+def test_windows(write_gguf: Write) -> None:
+    def windows(family: str, **values: Any) -> tuple[int | None, ...]:
+        metadata = {f"{family}.{key}": value for key, value in values.items()}
+        return loader.read_config(GGUFFile(write_gguf(family=family, metadata=metadata))).sliding_windows
+
+    assert windows("llama", **{"attention.sliding_window": 64}) == (64, 64)
+    assert windows("llama", **{"attention.sliding_window": 128}) == ()  # the whole context
+    assert windows("gemma3") == (8, 8, None, 8)
+    none: dict[str, Any] = {"attention.sliding_window_pattern": None, "block_count": 7}
+    assert windows("gemma3", **none) == (*[8] * 5, None, 8)
+    assert windows("gemma3", **{"attention.sliding_window_pattern": 2}) == (8, None, 8, None)
+    with pytest.raises(ModelFormatError, match="qwen2.attention.sliding_window=64 is not supported"):
+        windows("qwen2", **{"attention.sliding_window": 64})
+    with pytest.raises(ModelFormatError, match="lacks 'gemma3.attention.sliding_window'"):
+        windows("gemma3", **{"attention.sliding_window": None})
+    with pytest.raises(ModelFormatError, match="windows for 3 layers and has num_layers=4"):
+        windows("gemma3", **{"attention.sliding_window_pattern": [True, False, True]})
+
+
+def test_gemma3_constants(write_gguf: Write) -> None:
+    config = loader.read_config(GGUFFile(write_gguf(family="gemma3")))
+    assert (config.local_rope_theta, config.rope_theta, config.rope_scaling) == (1e4, 1e6, RopeScaling("linear", 4.0))
+    assert config.attention_scale == pytest.approx(16**-0.5)
+    assert config.embedding_scale == pytest.approx(32**0.5)
+    largest = {"gemma3.block_count": 62, "gemma3.attention.sliding_window_pattern": None}
+    config = loader.read_config(GGUFFile(write_gguf(family="gemma3", metadata=largest)))
+    assert config.attention_scale == pytest.approx((32 / 4) ** -0.5)
+
+
 def llama3_factors(factor: float, head_dim: int, theta: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Divisors of the rotary frequencies as a converter computes them, one by one."""
     factors = []
@@ -168,7 +197,8 @@ def test_llama3_scaling_is_recovered_from_the_factors(write_gguf: Write, factor:
         ({"llama.attention.head_count_kv": 3}, "num_kv_heads=3"),
         ({"llama.rope.dimension_count": 4}, "llama.rope.dimension_count=4 is not supported; supported is 8"),
         ({"llama.expert_count": 8}, "llama.expert_count=8"),
-        ({"llama.attention.sliding_window": 64}, "sliding_window=64"),
+        ({"llama.attention.sliding_window": "8"}, "llama.attention.sliding_window='8'"),
+        ({"llama.final_logit_softcapping": 30.0}, "llama.final_logit_softcapping=30.0 is not supported"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type='yarn'"),
         ({"llama.rope.scaling.type": "linear"}, None),
     ],
@@ -185,7 +215,9 @@ def test_metadata_that_does_not_fit_is_named(write_gguf: Write, metadata: dict[s
 
 
 def test_an_unknown_architecture_is_named(write_gguf: Write) -> None:
-    with pytest.raises(ModelFormatError, match="architecture 'mamba' is not supported; supported are: llama, qwen2"):
+    with pytest.raises(
+        ModelFormatError, match="architecture 'mamba' is not supported; supported are: llama, qwen2, qwen3, gemma3"
+    ):
         load_model(str(write_gguf(family="mamba")))
 
 

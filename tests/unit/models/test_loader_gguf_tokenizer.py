@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,20 +112,103 @@ def test_a_token_listed_twice_is_refused(write_gguf: Write, vocabulary: list[str
         load(write_gguf(metadata=metadata))
 
 
-def test_sentencepiece(write_gguf: Write) -> None:
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
-    metadata = {
+SPM_CONTROL = ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"]
+SPM_WORDS = ["\u2581", *"abcdehilnor", "ab", "he", "ll", "llo", "hello", "\u2581he", "\u2581hello", "bc", "\u2581ab"]
+
+
+def sentencepiece(**changes: Any) -> dict[str, Any]:
+    """Metadata as Gemma's files have it: spaces as tokens of their own, words best first, single letters last."""
+    pieces = ["<unk>", *SPM_CONTROL, "\n", "\n\n", "  ", "   ", *(f"<0x{byte:02X}>" for byte in range(256)), *SPM_WORDS]
+    words = sorted(SPM_WORDS, key=len, reverse=True)
+    return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": pieces,
-        "tokenizer.ggml.scores": [0.0] * 259 + [-4.0, -5.0, -6.0, -1.0, -2.0],
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
+        "tokenizer.ggml.scores": [-1000.0] * (len(pieces) - len(words)) + [-float(words.index(w)) for w in SPM_WORDS],
+        "tokenizer.ggml.token_type": [2] + [3] * 5 + [4] * 4 + [6] * 256 + [1] * len(words),
         "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.bos_token_id": 3,
+        "tokenizer.ggml.eos_token_id": 2,
         "llama.vocab_size": len(pieces),
+        **changes,
     }
-    made = load(write_gguf(metadata=metadata))
-    assert made.encode("hi hi", add_special_tokens=False) == [pieces.index("▁hi")] * 2
-    assert made.decode(made.encode("hi é")) == "hi é"
+
+
+def test_sentencepiece_with_a_space_before_the_text(write_gguf: Write) -> None:
+    made = load(write_gguf(metadata=sentencepiece()))
+    assert [made.backend.id_to_token(id) for id in made.encode("hello ab")] == ["<bos>", "\u2581hello", "\u2581ab"]
+    assert made.decode(made.encode("hello \u00e9")) == "hello \u00e9"
+    assert made.special_ids == set(range(6))
+    assert made.eos_token_ids == (2, 5)
+
+
+def test_sentencepiece_without(write_gguf: Write) -> None:
+    made = load(write_gguf(metadata=sentencepiece(**{"tokenizer.ggml.add_space_prefix": False})))
+    text = "<start_of_turn>hello   abc  hello\n\nab<end_of_turn>\n"
+    found = [made.backend.id_to_token(id) for id in made.encode(text)]
+    turn = [
+        "<start_of_turn>",
+        "hello",
+        "\u2581\u2581\u2581",
+        "ab",
+        "c",
+        "\u2581\u2581",
+        "hello",
+        "\n\n",
+        "ab",
+        "<end_of_turn>",
+        "\n",
+    ]
+    assert found == ["<bos>", *turn]
+    assert made.decode(made.encode(text), skip_special_tokens=False) == "<bos>" + text
+    assert made.encode("hello", add_special_tokens=False) == made.encode("hello")[1:]
+    bare = load(write_gguf(metadata=sentencepiece(**{"tokenizer.ggml.add_bos_token": False})))
+    assert bare.encode("hello")[0] != 3
+
+
+BARE = sentencepiece(**{"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": False})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(text=st.text(st.sampled_from("abcdehlor \n\t\u00e9\U0001f389<")))
+def test_sentencepiece_gives_text_back(write_gguf: Write, text: str) -> None:
+    made = load(write_gguf(metadata=BARE))
+    assert made.decode(made.encode(text)) == text
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(text=st.text(st.sampled_from("abcehlo"), min_size=3))
+def test_sentencepiece_joins_the_pieces_that_score_best(write_gguf: Write, text: str) -> None:
+    made = load(write_gguf(metadata=BARE))
+    scores = dict(zip(BARE["tokenizer.ggml.tokens"], BARE["tokenizer.ggml.scores"], strict=True))
+    assert [made.token_text(id) for id in made.encode(text)] == joined_by_score(text, scores)
+
+
+def joined_by_score(text: str, scores: dict[str, float]) -> list[str]:
+    """SentencePiece's own rule, said plainly: join the neighbours whose piece scores best, leftmost first."""
+    parts = list(text)
+    while True:
+        pairs = [(-scores[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in scores]
+        if not pairs:
+            return parts
+        at = min(pairs)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+@pytest.mark.parametrize("scores", [None, [0.0], "x"])
+def test_sentencepiece_without_scores_is_damaged(write_gguf: Write, scores: Any) -> None:
+    with pytest.raises(ModelFormatError, match="scores is missing or damaged"):
+        load(write_gguf(metadata=sentencepiece(**{"tokenizer.ggml.scores": scores})))
+
+
+def test_sentencepiece_is_what_transformers_makes_of_it(write_gguf: Write) -> None:
+    from transformers import AutoTokenizer
+
+    path = write_gguf(metadata=sentencepiece())
+    other = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer
+    made = load(path)
+    for text in ("hello", "hello ab c", " hello", "abc\n\nhello<end_of_turn> ab", "\u00e9 \U0001f389", ""):
+        assert made.encode(text) == other.encode(text).ids, text
 
 
 def test_a_second_start_takes_the_converted_tokenizer(

@@ -25,7 +25,7 @@ def assert_same_weights(loaded: LoadedModel, model: Any, dtype: torch.dtype = to
         assert torch.equal(tensor, state[huggingface_name(name)].to(dtype)), name
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "qwen3"])
 @pytest.mark.parametrize("shard", ["1GB", "20KB"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_are_read_exactly(tmp_path: Path, hf_folder: Save, family: str, shard: str, tied: bool) -> None:
@@ -35,8 +35,20 @@ def test_weights_are_read_exactly(tmp_path: Path, hf_folder: Save, family: str, 
     assert_same_weights(loaded, model)
     assert ("lm_head" in loaded.weights) != tied
     assert ("layers.1.k_bias" in loaded.weights) == (family == "qwen2")
-    assert loaded.name == tmp_path.name
+    assert loaded.source.name == tmp_path.name
     assert loaded.config.eos_token_ids == loaded.tokenizer.eos_token_ids == (2,)
+
+
+def test_norms_of_gemma3_multiply_by_one_more_than_is_stored(tmp_path: Path, hf_folder: Save) -> None:
+    state = hf_folder(tmp_path, "gemma3").state_dict()
+    weights = load_model(str(tmp_path)).weights
+    assert "lm_head" not in weights
+    assert len(weights) == len(state) - 1
+    norms = [name for name in weights if name.endswith("norm")]
+    assert len(norms) == 4 * 6 + 1
+    for name, tensor in weights.items():
+        stored = state[huggingface_name(name, sandwich_norms=True)]
+        assert torch.equal(tensor, stored + 1 if name in norms else stored), name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -33,6 +33,14 @@ FANCY = """{{ bos_token }}
     {{ message | tojson }}
     {% set ns = namespace(x=loop.index) %}{{ ns.x }}
 {% endfor %}"""
+TURNS = """{{ bos_token }}
+{%- if (messages[0].role == 'user') == false %}{{ raise_exception('the user speaks first') }}{% endif %}
+{%- for message in messages %}
+    {%- set role = 'model' if message.role == 'assistant' else message.role %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles take turns') }}{% endif %}
+    {{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
 CONVERSATIONS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Hi"}],
     [{"role": "system", "content": "You <b>shout</b>."}, {"role": "user", "content": "2024 'quotes' \"and\" more"}],
@@ -159,6 +167,19 @@ def test_templates_render_as_in_transformers(
 def test_strftime_now_is_there(backend: tokenizers.Tokenizer) -> None:
     tokenizer = Tokenizer(backend, chat_template="{{ strftime_now('%Y') | int > 2000 }}")
     assert tokenizer.apply_chat_template(CONVERSATIONS[0]) == "True"
+
+
+def test_a_template_that_writes_the_start_token_gets_it_once(backend: tokenizers.Tokenizer) -> None:
+    """Gemma's shape: turns, the assistant called model, the start token written by the template."""
+    tokenizer = Tokenizer(backend, chat_template=TURNS, named_tokens={"bos_token": "<|im_start|>"})
+    messages = [{"role": "user", "content": " Hi "}, {"role": "assistant", "content": "Yes?"}, *CONVERSATIONS[0]]
+    expected = reference(tokenizer, TURNS, messages, True)
+    text = tokenizer.apply_chat_template(messages)
+    assert text == expected
+    assert text.startswith("<|im_start|><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYes?<end_of")
+    assert tokenizer.encode(text, add_special_tokens=False).count(1) == 1
+    with pytest.raises(InvalidRequestError, match="roles take turns"):
+        tokenizer.apply_chat_template([*CONVERSATIONS[0], *CONVERSATIONS[0]])
 
 
 @pytest.mark.parametrize(

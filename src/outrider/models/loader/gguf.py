@@ -1,4 +1,4 @@
-"""Llama and Qwen2 models in GGUF files: configuration, and weights dequantized under the canonical names.
+"""Models of every supported family in GGUF files: configuration, and weights dequantized under the canonical names.
 
 Reads through ``gguf_file``; builds no tokenizer.
 """
@@ -6,18 +6,32 @@ Reads through ``gguf_file``; builds no tokenizer.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from outrider.errors import ModelFormatError
-from outrider.models.config import ModelConfig, RopeScaling, head_size, positive_float, positive_int
+from outrider.models.config import (
+    LOCAL_THETA_OF_GEMMA3,
+    WINDOW_PERIOD_OF_GEMMA3,
+    ModelConfig,
+    RopeScaling,
+    family_traits,
+    head_size,
+    layer_count,
+    positive_float,
+    positive_int,
+    window_pattern,
+)
 from outrider.models.loader.gguf_file import GGUFFile
 from outrider.models.loader.shapes import Shape, check_weights, expected_shapes
 
-FAMILIES = ("llama", "qwen2")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+"""Values of ``general.architecture``; Mistral models call themselves ``llama``."""
 
 _GLOBAL_NAMES = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"}
 _LAYER_NAMES = {
@@ -33,7 +47,14 @@ _LAYER_NAMES = {
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "post_attn_norm": "post_attention_norm.weight",
+    "post_mlp_norm": "post_ffw_norm.weight",
 }
+_LAYERS_OF_GEMMA3_27B = 62
+"""No file states what scores are divided by; of the published sizes only this one does not use the head's size."""
+
 _ROPE_FACTORS = "rope_freqs.weight"
 _CHUNK_VALUES = 1 << 18
 """Values dequantized at a time: bounds the float32 copy that exists beside the finished weights."""
@@ -79,21 +100,24 @@ def _read_config(file: GGUFFile, family: str) -> ModelConfig:
     hidden = positive_int(values, prefix + "embedding_length")
     heads = positive_int(values, prefix + "attention.head_count")
     head_dim = positive_int(values, prefix + "attention.key_length", default=head_size(hidden, heads))
-    only = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "expert_count": 0}
+    only: dict[str, float] = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "expert_count": 0}
+    only |= {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0}
     for key, allowed in only.items():
         if (value := values.get(prefix + key, allowed)) != allowed:
             raise ModelFormatError(f"{prefix + key}={value!r} is not supported; supported is {allowed}")
-    window = values.get(prefix + "attention.sliding_window") or context
-    if window < context:
-        raise ModelFormatError(f"{prefix}attention.sliding_window={window!r} is not supported for this architecture")
     bos = values.get("tokenizer.ggml.bos_token_id")
     embedding = file.tensors.get("token_embd.weight")
+    traits = family_traits(family, hidden)
+    if "blk.0.attn_q.bias" in file.tensors:
+        traits["attention_bias"] = True
+    layers = layer_count(values, prefix + "block_count")
+    gemma3 = family == "gemma3"
     return ModelConfig(
         family=family,
         vocab_size=positive_int(values, prefix + "vocab_size", default=embedding.shape[0] if embedding else None),
         hidden_size=hidden,
         intermediate_size=positive_int(values, prefix + "feed_forward_length"),
-        num_layers=positive_int(values, prefix + "block_count"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=positive_int(values, prefix + "attention.head_count_kv", default=heads),
         head_dim=head_dim,
@@ -101,10 +125,31 @@ def _read_config(file: GGUFFile, family: str) -> ModelConfig:
         rms_norm_eps=positive_float(values, prefix + "attention.layer_norm_rms_epsilon"),
         rope_theta=positive_float(values, prefix + "rope.freq_base", default=10000.0),
         rope_scaling=_rope_scaling(file, prefix, head_dim),
-        attention_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
         tie_word_embeddings="output.weight" not in file.tensors,
         bos_token_id=bos if isinstance(bos, int) else None,
+        query_pre_attn_scalar=hidden / heads if gemma3 and layers == _LAYERS_OF_GEMMA3_27B else None,
+        sliding_windows=_windows(values, family, layers, context),
+        local_rope_theta=(
+            positive_float(values, prefix + "rope.freq_base_swa", default=LOCAL_THETA_OF_GEMMA3) if gemma3 else None
+        ),
+        **traits,
     )
+
+
+def _windows(values: Mapping[str, Any], family: str, layers: int, context: int) -> tuple[int | None, ...]:
+    """The window of each layer: all alike in Llama (Mistral) files, by a pattern in Gemma 3 files."""
+    key = family + ".attention.sliding_window"
+    if family == "gemma3":
+        window, pattern = positive_int(values, key), values.get(key + "_pattern", WINDOW_PERIOD_OF_GEMMA3)
+        if not isinstance(pattern, list):
+            period = positive_int({key + "_pattern": pattern}, key + "_pattern")
+            return window_pattern(window, period, layers)
+        return tuple(window if windowed else None for windowed in pattern)
+    if not values.get(key) or (window := positive_int(values, key)) >= context:
+        return ()
+    if family != "llama":  # such files do not say which layers have it
+        raise ModelFormatError(f"{key}={window!r} is not supported for this architecture; supported are: llama, gemma3")
+    return (window,) * layers
 
 
 def _rope_scaling(file: GGUFFile, prefix: str, head_dim: int) -> RopeScaling | None:
@@ -150,24 +195,30 @@ def _llama3_scaling(factors: NDArray[np.float64], theta: float) -> RopeScaling:
     return scaling
 
 
-def read_weights(file: GGUFFile, config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Every weight under its canonical name, dequantized to ``dtype``.
-
-    Raises ``ModelFormatError`` naming a tensor that is missing, not known, of a wrong shape, or of a type that
-    cannot be dequantized.
-    """
+def checked_shapes(file: GGUFFile, config: ModelConfig) -> dict[str, tuple[str, Shape]]:
+    """Canonical name -> (name in the file, shape). Raises ``ModelFormatError`` unless the file holds just those."""
     wanted = {name: (gguf_name(name), shape) for name, shape in expected_shapes(config).items()}
     found = {name: info.shape for name, info in file.tensors.items() if name != _ROPE_FACTORS}
     check_weights(file.path, wanted, found)
+    return wanted
+
+
+def read_weights(file: GGUFFile, config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Every weight under its canonical name, dequantized to ``dtype``.
+
+    Raises ``ModelFormatError`` as ``checked_shapes`` and ``dequantized`` do.
+    """
+    wanted = checked_shapes(file, config)
 
     def read(name: str) -> torch.Tensor:
-        return dequantized(file, wanted[name][0], wanted[name][1], dtype, _row_order(config, name))
+        return dequantized(file, *wanted[name], dtype, row_order(config, name))
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         return dict(zip(wanted, pool.map(read, wanted), strict=True))
 
 
-def _row_order(config: ModelConfig, name: str) -> NDArray[np.intp] | None:
+def row_order(config: ModelConfig, name: str) -> NDArray[np.intp] | None:
+    """The order in which the rows of a canonical weight are taken from the file; ``None`` if as they lie."""
     part = name.rpartition(".")[2]
     if config.family == "llama" and part in ("q", "q_bias", "k", "k_bias"):
         return unpermute_rows(config.num_heads if part.startswith("q") else config.num_kv_heads, config.head_dim)
@@ -177,7 +228,10 @@ def _row_order(config: ModelConfig, name: str) -> NDArray[np.intp] | None:
 def dequantized(
     file: GGUFFile, name: str, shape: Shape, dtype: torch.dtype, order: NDArray[np.intp] | None = None
 ) -> torch.Tensor:
-    """The tensor ``name`` as ``dtype`` in ``shape``, its rows (a vector's values) taken in ``order`` if given."""
+    """The tensor ``name`` as ``dtype`` in ``shape``, its rows (a vector's values) taken in ``order`` if given.
+
+    Raises ``ModelFormatError`` for a type that cannot be dequantized.
+    """
     import gguf
 
     info = file.tensors[name]

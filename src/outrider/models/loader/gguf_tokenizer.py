@@ -1,7 +1,7 @@
 """The tokenizer that a GGUF file describes, converted once and kept in the user's cache.
 
 Byte-level BPE (``gpt2``) is built here, with the pre-tokenizer that the file names, since a wrong one gives other
-tokens without any error. SentencePiece vocabularies (``llama``) go through transformers' conversion.
+tokens without any error. SentencePiece vocabularies (``llama``) name no merges: those follow from pieces and scores.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from outrider.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-_CONVERSION = 1
+_CONVERSION = 2
 """Raised whenever the conversion changes, so that tokenizers cached by older versions are not used."""
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_SPACE = "\u2581"
+"""How SentencePiece writes a space."""
+
 _PLACEHOLDER = re.compile(r"\[PAD\d+\]")
 
 _QWEN2 = (
@@ -121,8 +124,8 @@ def _build(file: GGUFFile) -> tokenizers.Tokenizer:
 
 
 def _byte_level_bpe(file: GGUFFile) -> tokenizers.Tokenizer:
-    from tokenizers import AddedToken, decoders, models, normalizers, processors
     from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, normalizers
 
     pre = file.metadata.get("tokenizer.ggml.pre")
     if pre not in PRE_TOKENIZERS:
@@ -134,9 +137,7 @@ def _byte_level_bpe(file: GGUFFile) -> tokenizers.Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in file.strings("tokenizer.ggml.merges")]
     if bad := next((merge for merge in merges if len(merge) != 2), None):
         raise ModelFormatError(f"{file.path}: merge {' '.join(bad)!r} is not two tokens; the file is damaged")
-    vocabulary = {token: id for id, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise ModelFormatError(f"{file.path}: the vocabulary lists a token twice; the file is damaged")
+    vocabulary = _vocabulary(file, tokens)
     pairs: Any = merges
     try:
         model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=_SPLITS.get(pre) == _LLAMA3)
@@ -147,17 +148,30 @@ def _byte_level_bpe(file: GGUFFile) -> tokenizers.Tokenizer:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(str(pre))
     backend.decoder = decoders.ByteLevel()
+    _add_marked(backend, tokens, types)
+    _add_start_token(backend, file, tokens, default=_SPLITS.get(pre) == _LLAMA3)
+    return backend
+
+
+def _add_marked(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Let the tokens that the file marks stand for themselves in any text: control tokens, and the user's own."""
+    from tokenizers import AddedToken
+
     typed = list(zip(tokens, types, strict=True))
-    control = [AddedToken(token, special=True, normalized=False) for token, type_id in typed if type_id == _CONTROL]
-    backend.add_special_tokens(control)
+    special = [token for token, type_id in typed if type_id in (_CONTROL, _UNKNOWN)]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False) for token, type_id in typed if type_id == _USER_DEFINED])
+
+
+def _add_start_token(backend: tokenizers.Tokenizer, file: GGUFFile, tokens: list[str], default: bool) -> None:
+    from tokenizers import processors
+
     bos = _token_id(file, "bos")
-    if bos is not None and file.metadata.get("tokenizer.ggml.add_bos_token", _SPLITS.get(pre) == _LLAMA3):
+    if bos is not None and file.metadata.get("tokenizer.ggml.add_bos_token", default):
         start = tokens[bos]
         backend.post_processor = processors.TemplateProcessing(
             single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, bos)]
         )
-    return backend
 
 
 def _tokens_and_types(file: GGUFFile) -> tuple[list[str], list[int]]:
@@ -170,6 +184,13 @@ def _tokens_and_types(file: GGUFFile) -> tuple[list[str], list[int]]:
     while end and types[end - 1] == _UNUSED and _PLACEHOLDER.fullmatch(tokens[end - 1]):
         end -= 1
     return tokens[:end], types[:end]
+
+
+def _vocabulary(file: GGUFFile, tokens: list[str]) -> dict[str, int]:
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ModelFormatError(f"{file.path}: the vocabulary lists a token twice; the file is damaged")
+    return vocabulary
 
 
 def _pre_tokenizer(name: str) -> tokenizers.pre_tokenizers.PreTokenizer:
@@ -185,12 +206,50 @@ def _pre_tokenizer(name: str) -> tokenizers.pre_tokenizers.PreTokenizer:
 
 
 def _sentencepiece(file: GGUFFile) -> tokenizers.Tokenizer:
-    from transformers import AutoTokenizer
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
 
-    try:
-        converted = AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
-    except Exception as error:  # a third-party conversion of untrusted data: anything may come
-        reason = " ".join(str(error).split())
-        raise ModelFormatError(f"{file.path}: its SentencePiece tokenizer cannot be converted: {reason}") from None
-    backend: tokenizers.Tokenizer = converted.backend_tokenizer
+    tokens, types = _tokens_and_types(file)
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) < len(tokens):
+        raise ModelFormatError(f"{file.path}: tokenizer.ggml.scores is missing or damaged; fetch the file again")
+    # Runs of spaces are stored as such where they are tokens of their own, and reach the model spelled otherwise.
+    known = set(tokens)
+    spelled = [run if not token.strip(" ") and (run := _SPACE * len(token)) not in known else token for token in tokens]
+    vocabulary = _vocabulary(file, spelled)
+    unknown = next((token for token, type_id in zip(tokens, types, strict=True) if type_id == _UNKNOWN), None)
+    pairs: Any = _merges_by_score(vocabulary, types, scores)
+    model = models.BPE(vocab=vocabulary, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = Backend(model)
+    prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement=_SPACE, prepend_scheme="first" if prefix else "never", split=False
+    )
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", left=1)] if prefix else steps)
+    marked = [
+        type_id if token == plain else _NORMAL for token, plain, type_id in zip(spelled, tokens, types, strict=True)
+    ]
+    _add_marked(backend, spelled, marked)
+    _add_start_token(backend, file, tokens, default=True)
     return backend
+
+
+def _merges_by_score(vocabulary: dict[str, int], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
+    """All ways to make a piece of two others, the piece with the best score first; the user's own before any.
+
+    SentencePiece joins the neighbours whose piece scores best, leftmost first, which is what BPE does with this list.
+    """
+    rank = {
+        id: (0, float(id)) if types[id] == _USER_DEFINED else (1, -scores[id])
+        for id in vocabulary.values()
+        if types[id] in (_NORMAL, _USER_DEFINED)
+    }
+    merges = [
+        (rank[id], id, -cut, left, right)
+        for piece, id in vocabulary.items()
+        if id in rank
+        for cut in range(1, len(piece))
+        if (left := piece[:cut]) in vocabulary and (right := piece[cut:]) in vocabulary
+    ]
+    return [(left, right) for *_, left, right in sorted(merges)]

@@ -39,16 +39,29 @@ _LAYER_NAMES = {
     "gate": "mlp.gate_proj.weight",
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
 }
+_SANDWICH_NAMES = {
+    "post_attn_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "pre_feedforward_layernorm.weight",
+    "post_mlp_norm": "post_feedforward_layernorm.weight",
+}
+"""Layers with second norms give the name of ``mlp_norm`` another meaning."""
+
+_OFFSET_NORM_FAMILIES = ("gemma3",)
+"""Families whose norms multiply by 1 + weight: the 1 is added here, as it already is in GGUF files."""
+
 _SLOW_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
 
 
-def huggingface_name(name: str) -> str:
+def huggingface_name(name: str, sandwich_norms: bool = False) -> str:
     """The file's name of a canonical weight: ``layers.3.q`` -> ``model.layers.3.self_attn.q_proj.weight``."""
     if name in _GLOBAL_NAMES:
         return _GLOBAL_NAMES[name]
     _, layer, part = name.split(".")
-    return f"model.layers.{layer}.{_LAYER_NAMES[part]}"
+    names = _LAYER_NAMES | _SANDWICH_NAMES if sandwich_norms else _LAYER_NAMES
+    return f"model.layers.{layer}.{names[part]}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -95,7 +108,8 @@ def read_weights(folder: Path, config: ModelConfig, dtype: torch.dtype) -> dict[
             if name in where:
                 raise ModelFormatError(f"{path}: tensor {name!r} is in {where[name].name} too; fetch the model again")
             where[name], found[name] = path, shape
-    wanted = {name: (huggingface_name(name), shape) for name, shape in expected_shapes(config).items()}
+    shapes, offset = expected_shapes(config), config.family in _OFFSET_NORM_FAMILIES
+    wanted = {name: (huggingface_name(name, config.sandwich_norms), shape) for name, shape in shapes.items()}
     ignored = {name for name in found if name.endswith("rotary_emb.inv_freq")}
     if config.tie_word_embeddings:
         ignored.add(_GLOBAL_NAMES["lm_head"])
@@ -106,7 +120,8 @@ def read_weights(folder: Path, config: ModelConfig, dtype: torch.dtype) -> dict[
             with safe_open(path, framework="pt") as file:
                 for name, (stored, _) in wanted.items():
                     if where[stored] == path:
-                        weights[name] = file.get_tensor(stored).to(dtype)
+                        tensor = file.get_tensor(stored)
+                        weights[name] = (tensor.float() + 1 if offset and name.endswith("norm") else tensor).to(dtype)
         except (SafetensorError, OSError) as error:
             raise ModelFormatError(f"{path}: cannot be read ({error}); fetch it again") from None
     return {name: weights[name] for name in wanted}

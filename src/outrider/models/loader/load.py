@@ -1,9 +1,10 @@
-"""Load a model by reference: the one entrance to this folder."""
+"""Open a model by reference: the one entrance to this folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,13 +15,15 @@ from outrider.models.loader.packaged import Progress
 from outrider.models.loader.resolve import ModelSource, resolve
 from outrider.models.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from outrider.models.loader.packed import PackedWeights
+
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """Everything that a file says about a model; ``weights`` carry canonical names and lie in CPU memory."""
+class OpenModel:
+    """A model whose configuration and tokenizer are read and whose weights are still in the file."""
 
     config: ModelConfig
-    weights: Mapping[str, torch.Tensor]
     tokenizer: Tokenizer
     source: ModelSource
 
@@ -29,24 +32,52 @@ class LoadedModel:
         """What to call the model."""
         return self.source.name
 
+    def dense_weights(self, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
+        """Every weight under its canonical name as ``dtype``, in CPU memory. Raises ``ModelFormatError``."""
+        if self.source.kind == "gguf":
+            return gguf.read_weights(GGUFFile(self.source.path), self.config, dtype)
+        return huggingface.read_weights(self.source.path, self.config, dtype)
 
-def load_model(reference: str, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> LoadedModel:
-    """Load the model that ``reference`` names (alias, ``.gguf`` file, folder or hub id), its weights as ``dtype``.
+    def packed_weights(self, weight_format: str | None = None, head_rows: Sequence[int] | None = None) -> PackedWeights:
+        """Every weight for the native kernels: matrices packed, vectors float32. Raises ``ModelFormatError``.
+
+        None keeps a GGUF file's own formats and packs others as bf16; a packed format packs all matrices so.
+        ``head_rows`` makes ``lm_head`` of those tokens' rows alone.
+        """
+        from outrider.models.loader import packed
+
+        if self.source.kind == "gguf":
+            return packed.from_gguf(GGUFFile(self.source.path), self.config, weight_format, head_rows)
+        return packed.from_huggingface(self.source.path, self.config, weight_format, head_rows)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights as dense tensors under canonical names, in CPU memory."""
+
+    config: ModelConfig
+    weights: Mapping[str, torch.Tensor]
+    tokenizer: Tokenizer
+    source: ModelSource
+
+
+def open_model(reference: str, progress: Progress | None = None) -> OpenModel:
+    """Find and open the model that ``reference`` names: alias, ``.gguf`` file, folder or hub id.
 
     Raises ``ModelNotFoundError`` if there is no such model, ``ModelFormatError`` if it is damaged or not supported.
     """
     source = resolve(reference, progress)
     if source.kind == "gguf":
-        return _load_gguf(source, dtype)
-    config = huggingface.read_config(source.path)
-    tokenizer = huggingface.load_tokenizer(source.path, config)
-    config = replace(config, eos_token_ids=tokenizer.eos_token_ids)
-    return LoadedModel(config, huggingface.read_weights(source.path, config, dtype), tokenizer, source)
+        file = GGUFFile(source.path)
+        config = gguf.read_config(file)
+        tokenizer = gguf_tokenizer.load_tokenizer(file)
+    else:
+        config = huggingface.read_config(source.path)
+        tokenizer = huggingface.load_tokenizer(source.path, config)
+    return OpenModel(replace(config, eos_token_ids=tokenizer.eos_token_ids), tokenizer, source)
 
 
-def _load_gguf(source: ModelSource, dtype: torch.dtype) -> LoadedModel:
-    file = GGUFFile(source.path)
-    config = gguf.read_config(file)
-    tokenizer = gguf_tokenizer.load_tokenizer(file)
-    config = replace(config, eos_token_ids=tokenizer.eos_token_ids)
-    return LoadedModel(config, gguf.read_weights(file, config, dtype), tokenizer, source)
+def load_model(reference: str, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> LoadedModel:
+    """Open the model that ``reference`` names and read its weights as ``dtype``. Raises as ``open_model`` does."""
+    opened = open_model(reference, progress)
+    return LoadedModel(opened.config, opened.dense_weights(dtype), opened.tokenizer, opened.source)

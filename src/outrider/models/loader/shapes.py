@@ -31,6 +31,10 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     }
     if config.attention_bias:
         layer |= {"q_bias": (query,), "k_bias": (key,), "v_bias": (key,)}
+    if config.qk_norm:
+        layer |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
+    if config.sandwich_norms:
+        layer |= {"post_attn_norm": (hidden,), "post_mlp_norm": (hidden,)}
     for index in range(config.num_layers):
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
     return shapes

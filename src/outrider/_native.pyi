@@ -1,0 +1,113 @@
+"""The native kernel library (C++, src/outrider/csrc): types for the checker.
+
+Arrays are C-contiguous, on the CPU; torch tensors and NumPy arrays both enter without a copy. bfloat16 is torch's own
+or NumPy uint16 of the same bits. A shape, type or value that does not fit raises ValueError or TypeError.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = Any  # NumPy array or torch tensor
+
+class PackedMatrix:
+    """A weight matrix [rows, cols] (out, in) in one of the packed formats."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The packed bytes, read-only, not copied: what ``from_data`` takes."""
+    @staticmethod
+    def from_data(format: str, rows: int, cols: int, data: Array) -> PackedMatrix:
+        """A matrix over packed bytes (uint8, aligned to 4), which it keeps alive and does not copy."""
+
+class KVCache:
+    """K and V of all layers, each [num_blocks, block_size, kv_heads, head_dim], float32 or bfloat16."""
+
+    def __init__(self, keys: Sequence[Array], values: Sequence[Array]) -> None: ...
+
+class Model:
+    """A whole decoder. A layer is a mapping with
+
+    q k v o gate up down            PackedMatrix, each with an optional ``<name>_bias`` [out] float32
+    attn_norm mlp_norm              [hidden] float32
+    q_norm k_norm                   [head_dim], optional
+    post_attn_norm post_mlp_norm    [hidden], optional: norms of a sublayer's output, before the residual
+    rope                            inverse frequencies [head_dim / 2] float32
+    window                          int, optional; 0 sees everything
+    """
+
+    def __init__(
+        self,
+        embed: PackedMatrix,
+        lm_head: PackedMatrix | None,
+        final_norm: Array,
+        layers: Sequence[Mapping[str, object]],
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+        attention_scale: float,
+        embedding_scale: float = 1.0,
+        act: str = "silu",
+    ) -> None: ...
+    def forward(
+        self,
+        cache: KVCache,
+        token_ids: Array,
+        positions: Array,
+        slot_mapping: Array,
+        query_start: Sequence[int],
+        seq_lens: Sequence[int],
+        block_tables: Array,
+        logit_rows: Array,
+        logits: Array,
+        hidden: Array | None = None,
+        tree: Array | None = None,
+    ) -> None:
+        """Write the rows' K/V and fill ``logits`` [num_logits, rows of lm_head] float32.
+
+        token_ids, positions, slot_mapping [rows] int64; block_tables [requests, max_blocks] int64; logit_rows
+        [num_logits] int64; hidden [rows, hidden] float32 receives the last layer's output before the final norm; tree
+        [rows] uint64 holds for each row the bitmask of its request's new rows that it sees, itself included.
+        """
+
+def pack_gguf(raw: Array, ggml_type: int, rows: int, cols: int, order: Array | None = None) -> PackedMatrix: ...
+def pack_float(weights: Array, format: str, order: Array | None = None) -> PackedMatrix: ...
+def embedding(matrix: PackedMatrix, ids: Array) -> NDArray[np.float32]: ...
+def linear(
+    x: Array, matrices: Sequence[PackedMatrix], biases: Sequence[Array | None] | None = None
+) -> list[NDArray[np.float32]]: ...
+def rms_norm(x: Array, weight: Array, eps: float) -> NDArray[np.float32]: ...
+def act_mul(gate_up: Array, act: str) -> NDArray[np.float32]: ...
+def rotary(x: Array, cos: Array, sin: Array) -> NDArray[np.float32]: ...
+def argmax(x: Array) -> tuple[list[int], NDArray[np.float32]]: ...
+def log_sum_exp(x: Array) -> NDArray[np.float32]: ...
+def attention(
+    query: Array,
+    keys: Array,
+    values: Array,
+    block_tables: Array,
+    query_start: Sequence[int],
+    seq_lens: Sequence[int],
+    positions: Array,
+    scale: float,
+    window: int = 0,
+    tree: Array | None = None,
+) -> NDArray[np.float32]: ...
+def read_all(data: Array) -> int: ...
+def num_threads() -> int: ...
+def set_num_threads(threads: int) -> None: ...
+def variant() -> str: ...
+def set_variant(name: str) -> None: ...
+def available_variants() -> list[str]: ...

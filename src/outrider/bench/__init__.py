@@ -1,0 +1,1 @@
+"""Measurements: the kernels against memory bandwidth, and Outrider against named peers."""

@@ -1,0 +1,274 @@
+"""Times products of a weight matrix with few rows: the native formats, and torch's own kernels beside them.
+
+All kernels read their weights from one buffer of random bytes, larger than the last-level cache several times over,
+so that weights come from memory as they do in a model. The bytes are ordinary numbers in every format.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.bench.paired import Ratio, paired_ratio
+from outrider.errors import ConfigError
+
+ROWS = tuple(range(1, 17))
+CACHE_TIMES = 4
+"""How many times the last-level cache the buffer is."""
+DEFAULT_CACHE_BYTES = 32 << 20
+SAMPLE_SECONDS = 0.02
+SETTLE_SECONDS = 0.03
+"""Wait between kernels: torch's threads spin on for some milliseconds after their work."""
+ALIGNMENT = 64
+INT4_GROUP = 32
+
+Product = Callable[[int, int], object]
+"""Called with (which of the matrices, rows)."""
+
+
+@dataclass
+class Kernel:
+    """One kernel over one weight format; ``seconds`` by rows, then by round."""
+
+    name: str
+    nbytes: int
+    weights: int
+    run: Product
+    matrices: int
+    seconds: dict[int, dict[Hashable, float]] = field(default_factory=dict)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits that are read per weight, scales included."""
+        return 8 * self.nbytes / self.weights
+
+    def ms(self, rows: int) -> float:
+        """Median milliseconds of a product with ``rows`` rows."""
+        return 1000 * statistics.median(self.seconds[rows].values())
+
+    def gb_s(self, rows: int) -> float:
+        """Weight bytes per second, in 10^9."""
+        return self.nbytes / self.ms(rows) / 1e6
+
+    def ratio(self, rows: int) -> Ratio:
+        """t(rows) / t(1), in the same round. Raises ``ValueError`` before anything was measured."""
+        found = paired_ratio(self.seconds.get(rows, {}), self.seconds.get(1, {}))
+        if found is None:
+            raise ValueError(f"{self.name} has no samples at {rows} rows")
+        return found
+
+
+@dataclass
+class KernelReport:
+    """Everything measured in one run. ``missing`` are kernels that this torch does not have, with the reason."""
+
+    size: int
+    threads: int
+    variant: str
+    buffer_bytes: int
+    rows: tuple[int, ...] = ROWS
+    kernels: list[Kernel] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    read_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def read_gb_s(self) -> float:
+        """Median bandwidth of reading the whole buffer with all threads, in 10^9 bytes per second."""
+        return self.buffer_bytes / statistics.median(self.read_seconds) / 1e9
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures for JSON."""
+        return {
+            "size": self.size,
+            "threads": self.threads,
+            "variant": self.variant,
+            "read_gb_s": self.read_gb_s,
+            "read_gb_s_samples": [self.buffer_bytes / seconds / 1e9 for seconds in self.read_seconds],
+            "kernels": [
+                {
+                    "name": kernel.name,
+                    "bits_per_weight": kernel.bits_per_weight,
+                    "rows": [
+                        {
+                            "rows": rows,
+                            "ms": kernel.ms(rows),
+                            "gb_s": kernel.gb_s(rows),
+                            "share_of_read": kernel.gb_s(rows) / self.read_gb_s,
+                            "ratio_to_1": kernel.ratio(rows).to_dict(),
+                        }
+                        for rows in self.rows
+                    ],
+                }
+                for kernel in self.kernels
+            ],
+            "missing": self.missing,
+        }
+
+
+def measure_kernels(
+    *,
+    size: int,
+    repeats: int,
+    formats: Sequence[str] | None,
+    threads: int,
+    report: Callable[[str], None],
+    rows: Sequence[int] = ROWS,
+    cache_bytes: int | None = None,
+) -> KernelReport:
+    """Measure ``formats``, default all, and torch's kernels, at each of ``rows`` (the first of which must be 1).
+
+    Raises ``ConfigError`` for a format that there is not, a size that the formats cannot have, or an Outrider without
+    its native library.
+    """
+    try:
+        from outrider import _native
+    except ImportError as error:
+        raise ConfigError(f"the native kernels cannot be loaded ({error}); reinstall with: pip install .") from None
+    import numpy as np
+    import torch
+
+    names = _check(size, formats)
+    _native.set_num_threads(threads)
+    torch.set_num_threads(threads)
+    length = CACHE_TIMES * (cache_bytes or last_level_cache_bytes()) + 4 * size * size
+    report(f"filling {length / 1e6:.0f} MB")
+    # Bytes 0x20 to 0x2f are positive, normal numbers as float16, bfloat16 and float32, and codes as anything else.
+    buffer = np.random.default_rng(0).integers(0x20, 0x30, length, dtype=np.uint8)
+    buffer = buffer[-buffer.ctypes.data % ALIGNMENT :]
+    result = KernelReport(size, threads, _native.variant(), len(buffer), tuple(rows))
+    result.kernels += [_native_kernel(name, size, buffer, max(rows)) for name in names]
+    with torch.inference_mode():
+        for name, make in _torch_kernels(size, buffer, max(rows)):
+            try:
+                kernel = make()
+                kernel.run(0, 1)
+                result.kernels.append(kernel)
+            except (AttributeError, RuntimeError, NotImplementedError) as error:
+                result.missing[name] = str(error).splitlines()[0]
+        for repeat in range(repeats):
+            report(f"round {repeat + 1} of {repeats}")
+            result.read_seconds.append(_read_seconds(_native.read_all, buffer))
+            for kernel in result.kernels:
+                _measure(kernel, repeat, rows)
+    return result
+
+
+def last_level_cache_bytes() -> int:
+    """The largest cache that the system names, else 32 MiB."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()
+        if text.endswith("K") and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) << 10)
+    return max(sizes, default=DEFAULT_CACHE_BYTES)
+
+
+def _check(size: int, formats: Sequence[str] | None) -> list[str]:
+    from outrider.ops.packing import BITS_PER_WEIGHT
+
+    if size % 256:
+        raise ConfigError(f"--size {size!r} is not a multiple of 256, which the K formats need")
+    for name in formats or ():
+        if name not in BITS_PER_WEIGHT:
+            raise ConfigError(f"--formats {name!r} is not known; use {', '.join(BITS_PER_WEIGHT)}")
+    return list(BITS_PER_WEIGHT if formats is None else dict.fromkeys(formats))
+
+
+def _measure(kernel: Kernel, repeat: int, rows: Sequence[int]) -> None:
+    """One sample at each row count: as many products in a row as take long enough to time, each with other weights."""
+    time.sleep(SETTLE_SECONDS)
+    turn = 0
+    for count in rows:
+        begin = time.perf_counter()
+        kernel.run(turn % kernel.matrices, count)
+        once = time.perf_counter() - begin
+        calls = max(3, min(64, round(SAMPLE_SECONDS / max(once, 1e-6))))
+        begin = time.perf_counter()
+        for _ in range(calls):
+            turn += 1
+            kernel.run(turn % kernel.matrices, count)
+        kernel.seconds.setdefault(count, {})[repeat] = (time.perf_counter() - begin) / calls
+
+
+def _read_seconds(read_all: Callable[[Any], int], buffer: Any) -> float:
+    begin = time.perf_counter()
+    read_all(buffer)
+    return time.perf_counter() - begin
+
+
+def _slices(buffer: Any, nbytes: int) -> list[Any]:
+    """As many pieces of ``nbytes`` as the buffer holds, none overlapping."""
+    step = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return [buffer[start : start + nbytes] for start in range(0, len(buffer) - nbytes + 1, step)]
+
+
+def _native_kernel(name: str, size: int, buffer: Any, most_rows: int) -> Kernel:
+    import numpy as np
+
+    from outrider import _native
+    from outrider.ops.packing import BITS_PER_WEIGHT
+
+    nbytes = round(BITS_PER_WEIGHT[name] * size * size / 8)
+    matrices = [_native.PackedMatrix.from_data(name, size, size, piece) for piece in _slices(buffer, nbytes)]
+    x = np.random.default_rng(1).standard_normal((most_rows, size), dtype=np.float32)
+    return Kernel(
+        name=name,
+        nbytes=nbytes,
+        weights=size * size,
+        run=lambda which, rows: _native.linear(x[:rows], [matrices[which]]),
+        matrices=len(matrices),
+    )
+
+
+def _torch_kernels(size: int, buffer: Any, most_rows: int) -> Iterator[tuple[str, Callable[[], Kernel]]]:
+    """Name and maker of each of torch's kernels; making or running one may raise if this torch does not have it."""
+    import torch
+    from torch import Tensor
+    from torch.nn.functional import linear
+
+    x = torch.randn(most_rows, size, generator=torch.Generator().manual_seed(1))
+    whole = torch.from_numpy(buffer)
+
+    def pieces(nbytes: int, dtype: torch.dtype, *shape: int) -> list[Tensor]:
+        return [piece.view(dtype).view(*shape) for piece in _slices(whole, nbytes)]
+
+    def floats(name: str, dtype: torch.dtype) -> Kernel:
+        nbytes = dtype.itemsize * size * size
+        matrices, rows_of = pieces(nbytes, dtype, size, size), x.to(dtype)
+        return Kernel(
+            name, nbytes, size * size, lambda which, rows: linear(rows_of[:rows], matrices[which]), len(matrices)
+        )
+
+    def int8(name: str) -> Kernel:
+        matrices, rows_of = pieces(size * size, torch.int8, size, size), x.bfloat16()
+        scales = torch.full((size,), 0.01, dtype=torch.bfloat16)
+        product: Any = torch._weight_int8pack_mm
+        return Kernel(
+            name,
+            size * size + 2 * size,
+            size * size,
+            lambda which, rows: product(rows_of[:rows], matrices[which], scales),
+            len(matrices),
+        )
+
+    def int4(name: str) -> Kernel:
+        matrices, rows_of = pieces(size * size // 2, torch.uint8, size, size // 2), x.bfloat16()
+        # Scales and zeros of a matrix of their own for each, since they too are read from memory.
+        scales = [torch.full((size // INT4_GROUP, size, 2), 0.01, dtype=torch.bfloat16) for _ in matrices]
+        product: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
+        return Kernel(
+            name,
+            size * size // 2 + 4 * size * size // INT4_GROUP,
+            size * size,
+            lambda which, rows: product(rows_of[:rows], matrices[which], INT4_GROUP, scales[which]),
+            len(matrices),
+        )
+
+    yield "torch linear f32", lambda: floats("torch linear f32", torch.float32)
+    yield "torch linear bf16", lambda: floats("torch linear bf16", torch.bfloat16)
+    yield "torch int8pack", lambda: int8("torch int8pack")
+    yield "torch int4pack", lambda: int4("torch int4pack")

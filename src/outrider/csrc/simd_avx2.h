@@ -1,0 +1,185 @@
+// SIMD traits of AVX2 + FMA + F16C: 8 lanes, so a block of 16 channels is two halves.
+#pragma once
+
+#include <immintrin.h>
+
+#include "formats.h"
+
+namespace outrider {
+namespace {
+
+struct Avx2 {
+    static constexpr int L = 8, H = 2;       // lanes; vectors of a block
+    static constexpr int kPhases = 2;        // a group's 8 quads do not fit the registers at once
+    using Narrow = Avx2;
+    using F = __m256;
+    using I = __m256i;  // 8 x int32, or 32 bytes of codes
+
+    static F zero() { return _mm256_setzero_ps(); }
+    static F set1(float x) { return _mm256_set1_ps(x); }
+    static F load(const float* p) { return _mm256_loadu_ps(p); }
+    static void store(float* p, F v) { _mm256_storeu_ps(p, v); }
+    static F add(F a, F b) { return _mm256_add_ps(a, b); }
+    static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+    static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+    static F div(F a, F b) { return _mm256_div_ps(a, b); }
+    static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+    // b where either is NaN.
+    static F max(F a, F b) { return _mm256_max_ps(a, b); }
+    static F min(F a, F b) { return _mm256_min_ps(a, b); }
+    // v where x is not less than low (also where it is NaN), else 0.
+    static F keep_not_less(F v, F x, F low) { return _mm256_and_ps(v, _mm256_cmp_ps(x, low, _CMP_NLT_UQ)); }
+    // 2^n for an integral float n in [-127, 127] that was made by adding 1.5 * 2^23 (`biased`).
+    static F pow2(F biased) {
+        const I n = _mm256_add_epi32(_mm256_castps_si256(biased), _mm256_set1_epi32(127 - 0x4b400000));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
+    }
+    static F from_int(I v) { return _mm256_cvtepi32_ps(v); }
+    static F abs_bits_max(F a, F x) {  // maximum of |x| as bit patterns: a NaN is the largest
+        const I bits = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+        return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), bits));
+    }
+    static F load_half(const uint8_t* p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static F load_u8(const uint8_t* p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
+    static F load_bf16(const uint16_t* p) {
+        const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+    }
+    // 8 pairs of bf16: the first of each pair, the second of each pair.
+    static void load_bf16_pairs(const uint8_t* p, F& first, F& second) {
+        const I v = _mm256_loadu_si256(reinterpret_cast<const I*>(p));
+        first = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
+        second = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(int(0xffff0000u))));
+    }
+    // rows[0..7] at 8 columns each, transposed: out[c * ldo + 0..7].
+    static void transpose8(const F (&r)[8], float* out, int64_t ldo) {
+        const F a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]);
+        const F a2 = _mm256_unpacklo_ps(r[2], r[3]), a3 = _mm256_unpackhi_ps(r[2], r[3]);
+        const F a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]);
+        const F a6 = _mm256_unpacklo_ps(r[6], r[7]), a7 = _mm256_unpackhi_ps(r[6], r[7]);
+        const F b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee);
+        const F b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
+        const F b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee);
+        const F b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
+        store(out + 0 * ldo, _mm256_permute2f128_ps(b0, b4, 0x20));
+        store(out + 1 * ldo, _mm256_permute2f128_ps(b1, b5, 0x20));
+        store(out + 2 * ldo, _mm256_permute2f128_ps(b2, b6, 0x20));
+        store(out + 3 * ldo, _mm256_permute2f128_ps(b3, b7, 0x20));
+        store(out + 4 * ldo, _mm256_permute2f128_ps(b0, b4, 0x31));
+        store(out + 5 * ldo, _mm256_permute2f128_ps(b1, b5, 0x31));
+        store(out + 6 * ldo, _mm256_permute2f128_ps(b2, b6, 0x31));
+        store(out + 7 * ldo, _mm256_permute2f128_ps(b3, b7, 0x31));
+    }
+
+    // ---- integer products ----
+    static I quad(const int8_t* p) {  // 4 codes to all lanes
+        int32_t v;
+        __builtin_memcpy(&v, p, 4);
+        return _mm256_set1_epi32(v);
+    }
+    static I bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const I*>(p)); }
+
+    static I pair16(I w, I x) { return _mm256_maddubs_epi16(w, x); }
+    static I both16(I first, I second) {  // as the two int16 of each lane
+        return _mm256_or_si256(_mm256_and_si256(first, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(second, 16));
+    }
+
+    // Four quads of a group (columns 0-15 or 16-31) for all 16 channels, as unsigned bytes. Sums are exact: with
+    // |x| <= 127 no int16 overflows, since 15 * 127 * 2 * 8, 31 * 127 * 2 * 4 and 63 * 127 * 2 * 2 are below 32768, and
+    // 128 * 127 * 2 is as well.
+    template <Format FMT>
+    struct Codes {
+        static constexpr bool four = FMT == Format::Q4_0 || FMT == Format::Q4_1 || FMT == Format::Q4_K;
+        I c[H][4];
+        const uint8_t* planes;  // of Q8_0: where the signs are
+        I scale[H], offset[H];  // of Q6_K: this half's scale, and -32 times both
+
+        Codes(const uint8_t* group, int phase) : planes(group + layout_of(FMT).scales) {
+            if constexpr (FMT == Format::Q8_0) planes += 256 * phase;
+            const I nibble = _mm256_set1_epi8(15);
+            for (int h = 0; h < H; ++h) {
+                const uint8_t* p = planes + 32 * h;
+                if constexpr (FMT == Format::Q8_0) {
+                    for (int q = 0; q < 4; ++q) c[h][q] = _mm256_abs_epi8(bytes(p + 64 * q));
+                    continue;
+                }
+                for (int j = 0; j < 2; ++j) {
+                    const I v = bytes(p + 128 * phase + 64 * j);
+                    c[h][2 * j] = _mm256_and_si256(v, nibble);
+                    c[h][2 * j + 1] = _mm256_and_si256(_mm256_srli_epi16(v, 4), nibble);
+                }
+                if constexpr (layout_of(FMT).planes == 320) {
+                    const I bit = _mm256_set1_epi8(16), stored = bytes(p + 256);
+                    const I high = phase ? _mm256_srli_epi16(stored, 4) : stored;
+                    for (int q = 0; q < 4; ++q)
+                        c[h][q] = _mm256_or_si256(c[h][q], _mm256_and_si256(_mm256_slli_epi16(high, 4 - q), bit));
+                }
+                if constexpr (FMT == Format::Q6_K) {
+                    const I bits = _mm256_set1_epi8(48), high = bytes(p + 256 + 64 * phase);
+                    for (int q = 0; q < 4; ++q) {
+                        const I moved = q < 2 ? _mm256_slli_epi16(high, 4 - 2 * q) : _mm256_srli_epi16(high, 2 * q - 4);
+                        c[h][q] = _mm256_or_si256(c[h][q], _mm256_and_si256(moved, bits));
+                    }
+                    const auto wide = [group, h](int at) {
+                        return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(group + at + 8 * h)));
+                    };
+                    const I a = wide(0), b = wide(16), zero = _mm256_setzero_si256();
+                    scale[h] = phase ? both16(b, b) : both16(a, a);
+                    offset[h] = both16(_mm256_sub_epi32(zero, _mm256_slli_epi32(a, 5)),
+                                       _mm256_sub_epi32(zero, _mm256_slli_epi32(b, 5)));
+                }
+            }
+        }
+
+        // Sums over this half: int16 pairs for 4-bit codes, else int32.
+        void half(const int8_t* x, I (&sum)[H]) const {
+            const I x0 = quad(x), x1 = quad(x + 4), x2 = quad(x + 8), x3 = quad(x + 12);
+            const I ones = _mm256_set1_epi16(1);
+            for (int h = 0; h < H; ++h) {
+                if constexpr (FMT == Format::Q8_0) {
+                    const uint8_t* p = planes + 32 * h;
+                    const I s0 = _mm256_madd_epi16(pair16(c[h][0], _mm256_sign_epi8(x0, bytes(p))), ones);
+                    const I s1 = _mm256_madd_epi16(pair16(c[h][1], _mm256_sign_epi8(x1, bytes(p + 64))), ones);
+                    const I s2 = _mm256_madd_epi16(pair16(c[h][2], _mm256_sign_epi8(x2, bytes(p + 128))), ones);
+                    const I s3 = _mm256_madd_epi16(pair16(c[h][3], _mm256_sign_epi8(x3, bytes(p + 192))), ones);
+                    sum[h] = _mm256_add_epi32(_mm256_add_epi32(s0, s1), _mm256_add_epi32(s2, s3));
+                    continue;
+                }
+                const I p01 = _mm256_add_epi16(pair16(c[h][0], x0), pair16(c[h][1], x1));
+                const I p23 = _mm256_add_epi16(pair16(c[h][2], x2), pair16(c[h][3], x3));
+                if constexpr (FMT == Format::Q6_K)
+                    sum[h] = _mm256_add_epi32(_mm256_madd_epi16(p01, scale[h]), _mm256_madd_epi16(p23, scale[h]));
+                else if constexpr (four)
+                    sum[h] = _mm256_add_epi16(p01, p23);
+                else
+                    sum[h] = _mm256_madd_epi16(_mm256_add_epi16(p01, p23), ones);
+            }
+        }
+
+        void start(const Activation& a, I (&partial)[H]) const { half(a.code, partial); }
+
+        // The whole group's sums, offset included.
+        void finish(const Activation& a, const I (&partial)[H], I (&sum)[H]) const {
+            half(a.code + 16, sum);
+            for (int h = 0; h < H; ++h) {
+                if constexpr (four)
+                    sum[h] = _mm256_madd_epi16(_mm256_add_epi16(sum[h], partial[h]), _mm256_set1_epi16(1));
+                else
+                    sum[h] = _mm256_add_epi32(sum[h], partial[h]);
+                if constexpr (FMT == Format::Q6_K) {
+                    const I halves = quad(reinterpret_cast<const int8_t*>(a.half_sum));
+                    sum[h] = _mm256_add_epi32(sum[h], _mm256_madd_epi16(halves, offset[h]));
+                } else if constexpr (layout_of(FMT).offset != 0) {
+                    sum[h] = _mm256_sub_epi32(sum[h], _mm256_set1_epi32(a.sum * layout_of(FMT).offset));
+                }
+            }
+        }
+    };
+};
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,58 @@
+"""The native kernel library: whether it is here, which variant runs, and its row-wise primitives on torch tensors."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.ops import reference
+
+
+@cache
+def _loaded() -> tuple[Any, str]:
+    """(library or None, why it is not there)."""
+    try:
+        from outrider import _native
+    except ImportError as error:
+        return (
+            None,
+            f"the native library is not built ({error}); install Outrider with pip on a machine with a compiler",
+        )
+    return _native, ""
+
+
+def available() -> bool:
+    """True if the native library can be used."""
+    return _loaded()[0] is not None
+
+
+def library() -> Any:
+    """The extension module ``outrider._native``. Raises ``ConfigError`` where it was not built."""
+    module, problem = _loaded()
+    if module is None:
+        raise ConfigError(f"{problem}; or use backend='reference'")
+    return module
+
+
+def describe() -> str:
+    """Which kernels run on this processor, or why none do."""
+    module, problem = _loaded()
+    if module is None:
+        return problem
+    return f"{module.variant()} kernels, {module.num_threads()} threads"
+
+
+def max_and_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest value and its id for each row of float32 ``logits`` [n, vocab]; among equals the lowest id.
+
+    A row that holds a NaN gives a NaN as its largest value. Falls back to the reference off the CPU.
+    """
+    module, _ = _loaded()
+    if module is None or logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return reference.max_and_argmax(logits)
+    ids, largest = module.argmax(logits.contiguous())
+    return torch.from_numpy(largest), torch.tensor(ids, dtype=torch.int64)

@@ -1,0 +1,226 @@
+"""SmolLM2 on the native kernels: the very same bits with speculation on or off, alone or in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.drafters.base import Drafter
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.ngram import NGramDrafter
+from outrider.engine.engine import Engine
+from outrider.models.decoder import Decoder
+from outrider.models.loader.load import OpenModel, open_model
+from outrider.models.loader.packed import PackedWeights
+from outrider.models.native import NativeDecoder
+from outrider.ops import native
+from outrider.request import Request
+from outrider.runner.model_runner import Chunk, ModelRunner
+from outrider.sampling_params import SamplingParams
+from outrider.scheduler.speculation import FixedSpeculation
+from tests.unit.engine.helpers import KSchedule
+
+pytestmark = [pytest.mark.model, pytest.mark.skipif(not native.available(), reason=native.describe())]
+
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "Once upon a time, in a village by the sea, there lived",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,",
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    "A",
+    "Water boils at 100 degrees. " * 12,
+    "Dear Sir or Madam,\n\n",
+]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=42, max_tokens=24, ignore_eos=True)
+FEW_LAYERS = 12
+
+
+@pytest.fixture(scope="module")
+def opened(smollm2_path: Path) -> OpenModel:
+    return open_model(str(smollm2_path))
+
+
+@pytest.fixture(scope="module")
+def weights(opened: OpenModel) -> PackedWeights:
+    return opened.packed_weights()
+
+
+@pytest.fixture(scope="module")
+def target(opened: OpenModel, weights: PackedWeights) -> NativeDecoder:
+    return NativeDecoder(opened.config, weights, kv_dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def draft(opened: OpenModel, weights: PackedWeights) -> NativeDecoder:
+    """The target's first layers: a draft of the same vocabulary that is often wrong."""
+    return NativeDecoder(replace(opened.config, num_layers=FEW_LAYERS), weights, kv_dtype=torch.bfloat16)
+
+
+@pytest.fixture(params=native.library().available_variants() if native.available() else [])
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each kernel variant that this processor can run."""
+    library = native.library()
+    usual = library.variant()
+    library.set_variant(request.param)
+    yield request.param
+    library.set_variant(usual)
+
+
+def engine_over(
+    target: NativeDecoder,
+    opened: OpenModel,
+    drafter: Drafter | None,
+    controller: Any = None,
+    num_blocks: int = 256,
+    **settings: Any,
+) -> Engine:
+    return Engine(
+        ModelRunner(target, num_blocks=num_blocks, block_size=16),
+        drafter,
+        controller or FixedSpeculation(4),
+        new_stream=opened.tokenizer.stream,
+        max_model_len=1024,
+        **settings,
+    )
+
+
+def draft_model_of(draft: NativeDecoder, opened: OpenModel) -> DraftModelDrafter:
+    runner = ModelRunner(draft, num_blocks=256, block_size=16)
+    return DraftModelDrafter(runner, target_vocab_size=opened.config.vocab_size, max_num_batched_tokens=512)
+
+
+DRAFTERS: dict[str, Callable[[NativeDecoder, OpenModel], Drafter | None]] = {
+    "off": lambda draft, opened: None,
+    "ngram": lambda draft, opened: NGramDrafter(min_match=1, max_match=4),
+    "draft_model": draft_model_of,
+}
+
+
+def run(engine: Engine, opened: OpenModel, prompts: Sequence[str], params: SamplingParams) -> list[Request]:
+    requests = [engine.add_request(str(i), opened.tokenizer.encode(p), params) for i, p in enumerate(prompts)]
+    while engine.has_requests:
+        engine.step()
+        engine.check_integrity()
+    for request in requests:
+        assert request.error is None
+        engine.take_output(request.request_id)
+    assert engine.runner.kv.num_free_blocks == engine.runner.kv.num_blocks
+    return requests
+
+
+@pytest.fixture(scope="module")
+def alone(target: NativeDecoder, opened: OpenModel) -> dict[int | None, list[list[int]]]:
+    """Each prompt by itself with speculation off, greedy and seeded."""
+    engine = engine_over(target, opened, None)
+    return {
+        params.seed: [run(engine, opened, [prompt], params)[0].output_token_ids for prompt in PROMPTS]
+        for params in (GREEDY, SEEDED)
+    }
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_batch_of_eight_equals_eight_solo_runs(
+    name: str,
+    params: SamplingParams,
+    target: NativeDecoder,
+    draft: NativeDecoder,
+    opened: OpenModel,
+    alone: dict[int | None, list[list[int]]],
+) -> None:
+    requests = run(engine_over(target, opened, DRAFTERS[name](draft, opened)), opened, PROMPTS, params)
+    assert [request.output_token_ids for request in requests] == alone[params.seed]
+    if name != "off":
+        drafted = sum(r.metrics.speculative_decoding.num_draft_tokens for r in requests)
+        accepted = sum(r.metrics.speculative_decoding.num_accepted_draft_tokens for r in requests)
+        assert 0 < accepted < drafted, "both acceptance and rejection must have been at work"
+
+
+@pytest.mark.parametrize("settings", [{"max_num_batched_tokens": 7}, {"num_blocks": 22}, {"max_num_seqs": 2}])
+def test_chunking_preemption_and_batch_size_change_no_bit(
+    settings: dict[str, int],
+    target: NativeDecoder,
+    draft: NativeDecoder,
+    opened: OpenModel,
+    alone: dict[int | None, list[list[int]]],
+) -> None:
+    engine = engine_over(target, opened, draft_model_of(draft, opened), **settings)
+    requests = run(engine, opened, PROMPTS, SEEDED)
+    assert [request.output_token_ids for request in requests] == alone[SEEDED.seed]
+    if "num_blocks" in settings:
+        assert sum(request.num_preemptions for request in requests) > 0
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 8])
+def test_k_changes_no_bit(
+    k: int, target: NativeDecoder, draft: NativeDecoder, opened: OpenModel, alone: dict[int | None, list[list[int]]]
+) -> None:
+    engine = engine_over(target, opened, draft_model_of(draft, opened), FixedSpeculation(k))
+    requests = run(engine, opened, PROMPTS[:2], GREEDY)
+    assert [request.output_token_ids for request in requests] == alone[None][:2]
+
+
+def test_several_tokens_on_a_filled_cache_are_the_bits_of_single_steps(
+    variant: str, target: NativeDecoder, opened: OpenModel
+) -> None:
+    ids = [*opened.tokenizer.encode(PROMPTS[2]), *range(300, 317)]
+    start = len(ids) - 17
+    runner = ModelRunner(target, num_blocks=8, block_size=16)
+    assert runner.kv.allocate("x", len(ids))
+    runner.forward([Chunk("x", ids[:start], 0, num_logits=1)])
+    singly = [runner.forward([Chunk("x", ids[i : i + 1], i, num_logits=1)])[0] for i in range(start, len(ids))]
+    for count in (2, 3, 5, 8, 17):
+        (together,) = runner.forward([Chunk("x", ids[start : start + count], start, num_logits=count)])
+        assert np.array_equal(together.numpy(), torch.cat(singly[:count]).numpy()), f"{count} rows"
+
+
+def test_logits_are_those_of_the_reference_up_to_eight_bit_activations(
+    variant: str, target: NativeDecoder, opened: OpenModel
+) -> None:
+    ids = opened.tokenizer.encode(PROMPTS[2])
+    decoder = Decoder(opened.config, opened.dense_weights(torch.float32), torch.device("cpu"))
+    exact, packed = (_logits(model, ids) for model in (decoder, target))
+    errors = (packed - exact).abs()
+    spread = exact.std()
+    assert errors.mean() < 0.03 * spread, f"mean error {errors.mean():.3f} where logits spread by {spread:.2f}"
+    assert (packed.argmax(-1) == exact.argmax(-1)).float().mean() >= 0.8
+
+
+def test_float32_weights_give_the_references_logits(variant: str, opened: OpenModel) -> None:
+    ids = opened.tokenizer.encode(PROMPTS[1])
+    few = replace(opened.config, num_layers=4)
+    decoder = Decoder(few, opened.dense_weights(torch.float32), torch.device("cpu"))
+    wide = NativeDecoder(few, opened.packed_weights("f32"), kv_dtype=torch.float32)
+    assert (_logits(decoder, ids) - _logits(wide, ids)).abs().max() < 2e-3
+
+
+def _logits(model: Decoder | NativeDecoder, ids: list[int]) -> torch.Tensor:
+    runner = ModelRunner(model, num_blocks=8, block_size=16)
+    assert runner.kv.allocate("x", len(ids))
+    return runner.forward([Chunk("x", ids, 0, num_logits=len(ids))])[0]
+
+
+@pytest.mark.parametrize("seed", [None, 11])
+def test_a_draft_equal_to_the_target_is_accepted_throughout(
+    seed: int | None, target: NativeDecoder, opened: OpenModel
+) -> None:
+    controller = KSchedule(lambda request: (4, 0, 4, 4, 0)[request.num_output_tokens // 10 % 5])
+    engine = engine_over(target, opened, draft_model_of(target, opened), controller)
+    params = SamplingParams(temperature=0.0 if seed is None else 0.8, seed=seed, max_tokens=300, ignore_eos=True)
+    (request,) = run(engine, opened, ["The history of the lighthouse begins"], params)
+    stats = request.metrics.speculative_decoding
+    assert len(request.output_token_ids) == 300
+    assert {0, 4} <= set(stats.per_step_drafted)
+    assert stats.num_accepted_draft_tokens == stats.num_draft_tokens
+
+
+def test_weights_take_hardly_more_memory_than_the_file(target: NativeDecoder, smollm2_path: Path) -> None:
+    assert target.weight_bytes <= 1.15 * smollm2_path.stat().st_size

@@ -1,0 +1,67 @@
+"""Names of peers, and where their Python is looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.bench.engines import PEERS, outrider_specs, parse_peers, peer_specs, peers_python
+from outrider.errors import ConfigError
+
+
+def test_names_are_taken_once_each_in_order() -> None:
+    assert parse_peers("openvino, llama.cpp,openvino") == ["openvino", "llama.cpp"]
+    assert parse_peers(",".join(PEERS)) == list(PEERS)
+    assert parse_peers("none") == []
+
+
+@pytest.mark.parametrize("text", ["llama", "llama.cpp,none", "", " , ", "LLAMA.CPP"])
+def test_other_names_are_refused_with_those_allowed(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"use llama\.cpp, transformers, openvino, or none"):
+        parse_peers(text)
+
+
+def test_the_peers_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bare_python: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUTRIDER_PEERS_PYTHON", raising=False)
+    assert peers_python() is None
+    folder = tmp_path / ".venv-peers" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(bare_python)
+    assert peers_python() == str(folder / "python"), "not resolved: a link is what makes it a virtual environment"
+    monkeypatch.setenv("OUTRIDER_PEERS_PYTHON", str(bare_python))
+    assert peers_python() == str(bare_python)
+    monkeypatch.setenv("OUTRIDER_PEERS_PYTHON", "/no/such/python")
+    with pytest.raises(ConfigError, match=r"OUTRIDER_PEERS_PYTHON='/no/such/python'"):
+        peers_python()
+
+
+def test_every_peer_has_an_adapter_file() -> None:
+    for spec in peer_specs(list(PEERS), "python", None, 2):
+        _, serve, adapter = spec.command
+        assert (Path(serve).parent / f"{adapter}.py").is_file()
+        assert spec.todo.startswith("make peers")
+        assert spec.env["OMP_NUM_THREADS"] == "2"
+        assert "PYTHONPATH" not in spec.env
+
+
+def test_the_draft_model_runs_in_a_process_of_its_own() -> None:
+    (alone,) = outrider_specs({"num_speculative_tokens": 3}, {"dtype": "float32"}, 2)
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    assert alone.settings == {"dtype": "float32", "speculative": ngram}
+    draft = {"model": "draft.gguf", "quantization": "int4", "draft_vocab_size": 900, "num_speculative_tokens": 3}
+    without, with_draft = outrider_specs(draft, {"dtype": "float32"}, 2)
+    assert without.settings == alone.settings
+    assert with_draft.settings == {"dtype": "float32", "speculative": draft}
+    assert with_draft.modes == ("draft_model",)
+    assert not with_draft.measure_passes
+
+
+def test_speculation_off_and_settings_that_do_not_fit() -> None:
+    (alone,) = outrider_specs({"method": "off"}, {}, 2)
+    assert alone.settings == {"speculative": {"method": "off"}}
+    with pytest.raises(ConfigError, match="quantization is the draft model's"):
+        outrider_specs({"quantization": "int4"}, {}, 2)
+    with pytest.raises(ConfigError, match="dtype='int3'"):
+        outrider_specs({}, {"dtype": "int3"}, 2)

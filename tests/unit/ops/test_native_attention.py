@@ -1,0 +1,190 @@
+"""Native paged attention against float64, and its promise: a row's bits depend on its own keys only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+native = pytest.importorskip("outrider._native", reason="the native library is not built")
+
+Floats = NDArray[np.float32]
+
+
+@pytest.fixture(params=native.available_variants())
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    native.set_variant(request.param)
+    yield request.param
+    native.set_variant("auto")
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads() -> Iterator[None]:
+    before = native.num_threads()
+    yield
+    native.set_num_threads(before)
+
+
+@dataclass
+class Case:
+    """A paged cache with requests of given lengths in shuffled blocks; ``query`` holds each one's last rows."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    tables: NDArray[np.int64]
+    query: list[Floats]
+    seq_lens: list[int]
+
+    def run(self, window: int = 0, requests: list[int] | None = None, last: int | None = None) -> list[Floats]:
+        """Rows of the requests, each [rows, heads, head_dim]; ``last`` cuts each to its last rows."""
+        chosen = range(len(self.seq_lens)) if requests is None else requests
+        rows = [self.query[r][-last:] if last else self.query[r] for r in chosen]
+        starts = np.cumsum([0, *map(len, rows)])
+        places = [np.arange(self.seq_lens[r] - len(q), self.seq_lens[r]) for r, q in zip(chosen, rows, strict=True)]
+        out = native.attention(
+            np.concatenate(rows),
+            self.keys,
+            self.values,
+            self.tables[list(chosen)],
+            [int(s) for s in starts],
+            [self.seq_lens[r] for r in chosen],
+            np.concatenate(places),
+            0.2,
+            window,
+        )
+        return [out[a:b] for a, b in pairwise(starts)]
+
+    def request(self, r: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """K and V of request r in order, [seq_len, kv_heads, head_dim]."""
+
+        def gather(cache: torch.Tensor) -> NDArray[np.float64]:
+            wide: NDArray[np.float64] = cache[self.tables[r]].flatten(0, 1)[: self.seq_lens[r]].double().numpy()
+            return wide
+
+        return gather(self.keys), gather(self.values)
+
+    def reference(self, r: int, window: int = 0) -> NDArray[np.float64]:
+        keys, values = self.request(r)
+        query = self.query[r].astype(np.float64)
+        group = query.shape[1] // keys.shape[1]
+        keys, values = keys.repeat(group, 1), values.repeat(group, 1)
+        scores = np.einsum("nhd,shd->nhs", query, keys) * 0.2
+        place, position = np.arange(len(keys)), np.arange(len(keys) - len(query), len(keys))[:, None]
+        seen = (place <= position) & ((place > position - window) if window else True)
+        scores = np.where(seen[:, None], scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed: NDArray[np.float64] = np.einsum("nhs,shd->nhd", weights / weights.sum(-1, keepdims=True), values)
+        return mixed
+
+
+def make(
+    seq_lens: list[int], rows: list[int], heads: int, kv_heads: int, dim: int, block: int, dtype: torch.dtype
+) -> Case:
+    torch.manual_seed(sum(seq_lens) + dim)
+    counts = [-(-n // block) for n in seq_lens]
+    total = sum(counts) + 1
+    keys, values = (torch.randn(total, block, kv_heads, dim).to(dtype) for _ in range(2))
+    order = torch.randperm(total).tolist()
+    tables = np.zeros((len(seq_lens), max(counts)), np.int64)
+    for r, n in enumerate(counts):
+        tables[r, :n] = [order.pop() for _ in range(n)]
+    query = [torch.randn(n, heads, dim).numpy() for n in rows]
+    return Case(keys, values, tables, query, seq_lens)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [0, 5, 100])
+def test_agrees_with_float64(dtype: torch.dtype, window: int, variant: str) -> None:
+    case = make([1, 17, 300, 700], [1, 17, 3, 40], 6, 2, 64, 16, dtype)
+    for r, out in enumerate(case.run(window)):
+        np.testing.assert_allclose(out, case.reference(r, window), rtol=1e-4, atol=2e-5)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40)), min_size=1, max_size=4),
+    st.sampled_from([(1, 1), (3, 3), (4, 2), (9, 3), (7, 1)]),
+    st.sampled_from([1, 3, 4, 8, 20, 80]),
+    st.sampled_from([1, 2, 16, 32]),
+)
+def test_any_shape(lengths: list[tuple[int, int]], heads: tuple[int, int], dim: int, block: int) -> None:
+    case = make([n for n, _ in lengths], [min(n, rows) for n, rows in lengths], *heads, dim, block, torch.float32)
+    for r, out in enumerate(case.run()):
+        np.testing.assert_allclose(out, case.reference(r), rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_a_row_has_the_same_bits_in_any_company(window: int, variant: str) -> None:
+    """Alone, in a chunk, in a batch, with 1, 2 or 3 threads: long contexts are split or not, with equal bits."""
+    case = make([1100, 40, 530], [33, 9, 1], 6, 2, 64, 16, torch.bfloat16)
+    results = []
+    for threads in (1, 2, 3):
+        native.set_num_threads(threads)
+        results.append(case.run(window))
+        for r in range(3):
+            assert np.array_equal(case.run(window, requests=[r])[0], results[0][r])
+        for last in (1, 2, 5, 8, 17):
+            for r, out in enumerate(case.run(window, last=last)):
+                assert np.array_equal(out, results[0][r][-last:]), f"request {r}, {last} rows, {threads} threads"
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_keys_after_a_row_cannot_reach_it(variant: str) -> None:
+    """NaN in a later row's K and V, and in memory that was never written."""
+    case = make([70], [4], 2, 1, 16, 16, torch.float32)
+    clean = case.run()[0]
+    for cache in (case.keys, case.values):
+        flat = cache.flatten(0, 1)
+        flat[case.tables[0, 4] * 16 + 5] = torch.nan  # place 69, the last row's own
+        flat[case.tables[0, 4] * 16 + 6 : case.tables[0, 4] * 16 + 16] = torch.nan
+    dirty = case.run()[0]
+    assert np.array_equal(dirty[:3], clean[:3])
+    assert np.isnan(dirty[3]).all()
+
+
+def test_a_tree_row_sees_its_ancestors_only(variant: str) -> None:
+    """Each branch of a tree gives what it gives as a chain of its own."""
+    case = make([52], [5], 4, 2, 32, 16, torch.float32)
+    parents = [-1, 0, 0, 1, 2]  # rows 0-1-3 and 0-2-4
+    position = np.array([47, 48, 48, 49, 49])
+    masks = np.zeros(5, np.uint64)
+    for i, parent in enumerate(parents):
+        masks[i] = np.uint64(1 << i) | (masks[parent] if parent >= 0 else np.uint64(0))
+    out = native.attention(case.query[0], case.keys, case.values, case.tables, [0, 5], [52], position, 0.2, 0, masks)
+    keys, values = case.request(0)
+    for i in range(5):
+        seen = [*range(47), *(47 + j for j in range(5) if int(masks[i]) >> j & 1)]
+        for h in range(4):
+            scores = keys[seen, h // 2] @ case.query[0][i, h].astype(np.float64) * 0.2
+            weights = np.exp(scores - scores.max())
+            np.testing.assert_allclose(out[i, h], weights @ values[seen, h // 2] / weights.sum(), rtol=1e-4, atol=2e-5)
+
+
+def test_bad_input_is_named() -> None:
+    case = make([20], [2], 4, 2, 16, 16, torch.float32)
+    arguments = [case.query[0], case.keys, case.values, case.tables, [0, 2], [20], np.array([18, 19]), 1.0]
+
+    def run(place: int, value: object) -> None:
+        native.attention(*arguments[:place], value, *arguments[place + 1 :])
+
+    with pytest.raises(ValueError, match="block 9 of request 0 is not below 3"):
+        run(3, np.array([[0, 9]]))
+    with pytest.raises(ValueError, match="needs 3 blocks, its table holds 2"):
+        run(5, [40])
+    with pytest.raises(ValueError, match="2 new tokens of 1"):
+        run(5, [1])
+    with pytest.raises(ValueError, match="query_start must hold"):
+        run(4, [0, 3])
+    with pytest.raises(ValueError, match="keys and values differ in type"):
+        run(2, case.values.bfloat16())
+    with pytest.raises(ValueError, match="keys must be float32, bfloat16"):
+        run(1, case.keys.half())
