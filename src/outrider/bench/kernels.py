@@ -32,7 +32,10 @@ Product = Callable[[int, int], object]
 
 @dataclass
 class Kernel:
-    """One kernel over one weight format; ``seconds`` by rows, then by round."""
+    """One kernel over one weight format.
+
+    ``seconds`` by rows, then by round; ``read_rates`` by round: bytes per second of plain reading just before.
+    """
 
     name: str
     nbytes: int
@@ -40,6 +43,7 @@ class Kernel:
     run: Product
     matrices: int
     seconds: dict[int, dict[Hashable, float]] = field(default_factory=dict)
+    read_rates: dict[Hashable, float] = field(default_factory=dict)
 
     @property
     def bits_per_weight(self) -> float:
@@ -53,6 +57,11 @@ class Kernel:
     def gb_s(self, rows: int) -> float:
         """Weight bytes per second, in 10^9."""
         return self.nbytes / self.ms(rows) / 1e6
+
+    def share_of_read(self, rows: int) -> Ratio | None:
+        """Weight bytes per second over those of plain reading, in the same round."""
+        rates = {turn: self.nbytes / seconds for turn, seconds in self.seconds[rows].items()}
+        return paired_ratio(rates, self.read_rates)
 
     def ratio(self, rows: int) -> Ratio:
         """t(rows) / t(1), in the same round. Raises ``ValueError`` before anything was measured."""
@@ -73,12 +82,11 @@ class KernelReport:
     rows: tuple[int, ...] = ROWS
     kernels: list[Kernel] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    read_seconds: list[float] = field(default_factory=list)
 
     @property
     def read_gb_s(self) -> float:
         """Median bandwidth of reading the whole buffer with all threads, in 10^9 bytes per second."""
-        return self.buffer_bytes / statistics.median(self.read_seconds) / 1e9
+        return statistics.median(rate for kernel in self.kernels for rate in kernel.read_rates.values()) / 1e9
 
     def to_dict(self) -> dict[str, Any]:
         """All figures for JSON."""
@@ -87,17 +95,17 @@ class KernelReport:
             "threads": self.threads,
             "variant": self.variant,
             "read_gb_s": self.read_gb_s,
-            "read_gb_s_samples": [self.buffer_bytes / seconds / 1e9 for seconds in self.read_seconds],
             "kernels": [
                 {
                     "name": kernel.name,
                     "bits_per_weight": kernel.bits_per_weight,
+                    "read_gb_s_samples": [rate / 1e9 for rate in kernel.read_rates.values()],
                     "rows": [
                         {
                             "rows": rows,
                             "ms": kernel.ms(rows),
                             "gb_s": kernel.gb_s(rows),
-                            "share_of_read": kernel.gb_s(rows) / self.read_gb_s,
+                            "share_of_read": share.to_dict() if (share := kernel.share_of_read(rows)) else None,
                             "ratio_to_1": kernel.ratio(rows).to_dict(),
                         }
                         for rows in self.rows
@@ -151,8 +159,9 @@ def measure_kernels(
                 result.missing[name] = str(error).splitlines()[0]
         for repeat in range(repeats):
             report(f"round {repeat + 1} of {repeats}")
-            result.read_seconds.append(_read_seconds(_native.read_all, buffer))
             for kernel in result.kernels:
+                time.sleep(SETTLE_SECONDS)
+                kernel.read_rates[repeat] = _read_rate(_native.read_all, buffer)
                 _measure(kernel, repeat, rows)
     return result
 
@@ -180,7 +189,6 @@ def _check(size: int, formats: Sequence[str] | None) -> list[str]:
 
 def _measure(kernel: Kernel, repeat: int, rows: Sequence[int]) -> None:
     """One sample at each row count: as many products in a row as take long enough to time, each with other weights."""
-    time.sleep(SETTLE_SECONDS)
     turn = 0
     for count in rows:
         begin = time.perf_counter()
@@ -194,10 +202,12 @@ def _measure(kernel: Kernel, repeat: int, rows: Sequence[int]) -> None:
         kernel.seconds.setdefault(count, {})[repeat] = (time.perf_counter() - begin) / calls
 
 
-def _read_seconds(read_all: Callable[[Any], int], buffer: Any) -> float:
+def _read_rate(read_all: Callable[[Any], int], buffer: Any) -> float:
+    """Bytes per second; the first time wakes the threads."""
+    read_all(buffer)
     begin = time.perf_counter()
     read_all(buffer)
-    return time.perf_counter() - begin
+    return len(buffer) / (time.perf_counter() - begin)
 
 
 def _slices(buffer: Any, nbytes: int) -> list[Any]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from outrider.audit.exact import ExactReport
 
-app = typer.Typer(help="Check that speculative decoding changes nothing.", no_args_is_help=True)
+app = typer.Typer(help="Check that speculative decoding changes nothing.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()

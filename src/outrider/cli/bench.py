@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from outrider.bench.prompts import BenchPrompt
     from outrider.models.tokenizer import Tokenizer
 
-app = typer.Typer(help="Measure kernels, and Outrider beside other engines.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure kernels, and Outrider beside other engines.", no_args_is_help=True, rich_markup_mode=None
+)
 
 JsonPath = Annotated[
     str | None, typer.Option("--json", metavar="PATH", help="Also write the result as JSON; - for stdout alone.")
@@ -30,7 +32,7 @@ JsonPath = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads of every engine; default: the processors at hand.")
 ]
-SHOWN_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+SHOWN_ROWS = (1, 2, 3, 4, 5, 8, 16)
 
 
 @app.callback()
@@ -204,7 +206,12 @@ def _show_comparison(console: Console, result: Comparison, plan: Any) -> None:
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("engine", no_wrap=True)
-    for heading in ["tok/s", *(f"x {base}" for base in result.plain_baselines), "per pass", "same"]:
+    for heading in [
+        "tok/s",
+        *(f"x {base.removeprefix('outrider ')}" for base in result.plain_baselines),
+        "per pass",
+        "same",
+    ]:
         table.add_column(heading, justify="right")
     for label in result.labels:
         same, prompts, _ = result.agreement(label)
@@ -219,7 +226,7 @@ def _show_comparison(console: Console, result: Comparison, plan: Any) -> None:
     console.print(
         f"\n[bold]One pass[/bold]: a prompt of {result.prompt_tokens} tokens, then passes over a few rows after "
         f"{result.context_tokens} tokens.\n"
-        "n=4: time of a pass over 4 rows, over that of one; speculation pays where it stays near 1. memory: the peak."
+        "n=4: time of a pass over 4 rows, over that of one; speculation pays where it stays near 1."
     )
     _show_passes(console, result.engines, result.rows)
     for one in result.missing:
@@ -242,7 +249,7 @@ def _show_passes(console: Console, engines: list[EngineFigures], rows: list[int]
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("engine", no_wrap=True)
-    for heading in ["prompt tok/s", "t(1) ms", *(f"n={n}" for n in rows[1:]), "memory MB"]:
+    for heading in ["prompt tok/s", "t(1) ms", *(f"n={n}" for n in rows[1:]), "MB at end", "MB at most"]:
         table.add_column(heading, justify="right")
     for engine in engines:
         name = engine.name if engine.measured_passes else engine.labels[0]
@@ -251,6 +258,7 @@ def _show_passes(console: Console, engines: list[EngineFigures], rows: list[int]
             _number(engine.prompt_rate),
             _number(engine.forward_ms(1)),
             *(_ratio(engine.forward_ratio(n)) for n in rows[1:]),
+            f"{engine.resident_bytes / 1e6:.0f}",
             f"{engine.peak_bytes / 1e6:.0f}",
         )
     console.print(table, soft_wrap=False)
@@ -263,7 +271,8 @@ def _show_kernels(console: Console, result: KernelReport) -> None:
     console.print(
         f"Weights {result.size} x {result.size}, kernels: {result.variant}, {result.threads} threads; "
         f"reading memory: [bold]{result.read_gb_s:.1f} GB/s[/bold].\n"
-        "GB/s: weight bytes over time, at one row. n=4: time of a product with 4 rows, over that of one."
+        "GB/s, ms: weight bytes over time, and time, at one row. % of read: those GB/s over what plain reading\n"
+        "reached just before. n=4: time of a product with 4 rows, over that of one; all 16 row counts are in the JSON."
     )
     console.print(_kernel_table(result, shown), soft_wrap=False)
     for name, reason in result.missing.items():
@@ -275,14 +284,15 @@ def _kernel_table(result: KernelReport, shown: list[int]) -> Table:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("weights", no_wrap=True)
-    for heading in ["bits", "GB/s", "% of read", "t(1) ms", *(f"n={n}" for n in shown[1:])]:
+    for heading in ["bits", "GB/s", "% of read", "ms", *(f"n={n}" for n in shown[1:])]:
         table.add_column(heading, justify="right")
     for kernel in result.kernels:
+        share = kernel.share_of_read(1)
         table.add_row(
             kernel.name,
             f"{kernel.bits_per_weight:.4g}",
             f"{kernel.gb_s(1):.1f}",
-            f"{100 * kernel.gb_s(1) / result.read_gb_s:.0f}",
+            "-" if share is None else f"{100 * share.median:.0f}",
             f"{kernel.ms(1):.3f}",
             *(f"{kernel.ratio(n).median:.2f}" for n in shown[1:]),
         )

@@ -24,6 +24,15 @@ inline int64_t element_of(const AttentionTask& t, int64_t place) {
     return (block * t.block_size + place % t.block_size) * t.kv_heads * t.head_dim;
 }
 
+// Ask for the K (or V) of keys [begin, end) ahead of their use: heads lie apart, so the processor does not foresee them.
+inline void fetch(const AttentionTask& t, const void* base, int64_t begin, int64_t end) {
+    const int64_t width = t.bf16 ? 2 : 4;
+    for (int64_t place = begin; place < end; ++place) {
+        const uint8_t* p = static_cast<const uint8_t*>(base) + element_of(t, place) * width;
+        for (int64_t line = 0; line < t.head_dim * width; line += 64) __builtin_prefetch(p + line);
+    }
+}
+
 // Keys [begin, begin + n) as tile[d][16]; lanes beyond n are zero.
 template <class S>
 inline void load_keys(const AttentionTask& t, int64_t begin, int n, float* tile) {
@@ -114,7 +123,9 @@ void attend(const AttentionTask& t, int64_t begin, int64_t end, float* acc, floa
         if (!any) continue;
         for (int k = 0; k < tiles; ++k) {
             if (!(any >> k & 1u)) continue;
-            const int64_t at = piece + k * kKeyTile;
+            const int64_t at = piece + k * kKeyTile, next = at + kKeyTile;
+            fetch(t, t.keys, next, next + kKeyTile < end ? next + kKeyTile : end);
+            fetch(t, t.values, at, next < stop ? next : stop);
             load_keys<S>(t, at, int(stop - at < kKeyTile ? stop - at : kKeyTile), tile);
             for (int i = 0; i < queries; i += 4) {
                 const int n = queries - i < 4 ? queries - i : 4;

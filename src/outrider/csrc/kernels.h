@@ -21,7 +21,7 @@ enum class Act : int { Silu, GeluTanh };
 
 constexpr int kKeyTile = 16;     // keys whose scores are computed side by side
 constexpr int kPiece = 64;       // keys of one online-softmax update
-constexpr int kPartition = 256;  // keys of one partial result; partials are merged in order
+constexpr int kPartition = 128;  // keys of one partial result; partials are merged in order
 
 // Attention of some rows of one request with the query heads of one KV head.
 struct AttentionTask {

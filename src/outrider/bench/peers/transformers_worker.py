@@ -51,13 +51,13 @@ class Engine:
         self._draft = None if draft_model is None else self._load(draft_model, wanted)
         self._held: list[int] = []  # the context that self._past is of
         self._past: Any = None
-        modes = ["", "prompt lookup"] + (["assisted"] if self._draft is not None else [])
+        modes = ["", "lookup"] + (["assisted"] if self._draft is not None else [])
         return {"version": f"transformers {transformers.__version__}", "detail": wanted, "modes": modes}
 
     def generate(self, token_ids: list[int], max_tokens: int, end_token_ids: list[int], mode: str) -> dict[str, Any]:
         """Greedy tokens by ``model.generate``."""
         how: dict[str, Any] = {}
-        if mode == "prompt lookup":
+        if mode == "lookup":
             how["prompt_lookup_num_tokens"] = PROMPT_LOOKUP_TOKENS
         elif mode == "assisted":
             how["assistant_model"] = self._draft
