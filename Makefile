@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test bench bench-models peers peers-openvino docs clean
+.PHONY: help setup demo check format test bench bench-models peers peers-openvino sanitize docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,14 @@ $(PEERS)/.installed: requirements-peers.txt
 peers-openvino: ## add OpenVINO to the engines that bench compare measures
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/pip install --disable-pip-version-check openvino-genai==2026.4.1.0
+
+sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build of their own (GCC)
+	$(BIN)/pip install --quiet --disable-pip-version-check nanobind
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -DOUTRIDER_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null
+	cmake --build build/sanitize --parallel
+	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/outrider build/sanitized/ && cp build/sanitize/_native*.so build/sanitized/outrider/
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+	  PYTHONPATH=build/sanitized $(BIN)/python -m pytest tests/unit/ops -p no:cacheprovider
 
 docs: $(STAMP) ## write docs/cli.md anew from the commands' own help
 	$(BIN)/python docs/make_cli.py

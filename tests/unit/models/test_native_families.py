@@ -1,0 +1,121 @@
+"""Every family on the native kernels: the reference's logits in float32, and the same bits however it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.drafters.base import Drafter
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.ngram import NGramDrafter
+from outrider.engine.engine import Engine
+from outrider.models.decoder import Decoder
+from outrider.models.loader.load import OpenModel, open_model
+from outrider.models.native import NativeDecoder
+from outrider.ops import native
+from outrider.runner.model_runner import Chunk, ModelRunner
+from outrider.sampling_params import SamplingParams
+from outrider.scheduler.speculation import FixedSpeculation
+from tests.unit.models.test_families import MODELS
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.describe())
+
+Build = Callable[..., Any]
+PROMPTS = [[5], [7, 8, 9] * 4, [11 + 3 * i % 17 for i in range(20)]]
+"""Shorter than the window of 8, longer and repetitive, longer and not."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+SEEDED = SamplingParams(temperature=1.0, top_p=0.95, seed=3, max_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def opened(hf_folder: Build, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], OpenModel]:
+    """A small random model of a family, opened; made once."""
+    made: dict[str, OpenModel] = {}
+
+    def get(name: str) -> OpenModel:
+        if name not in made:
+            folder: Path = tmp_path_factory.mktemp("model")
+            family, changes = MODELS[name]
+            hf_folder(folder, family, deviation=0.3, **changes)
+            made[name] = open_model(str(folder))
+        return made[name]
+
+    return get
+
+
+def logits_of(model: Decoder | NativeDecoder, token_ids: list[int]) -> torch.Tensor:
+    runner = ModelRunner(model, num_blocks=16, block_size=4)
+    assert runner.kv.allocate("x", len(token_ids))
+    return runner.forward([Chunk("x", token_ids, 0, num_logits=len(token_ids))])[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float32_logits_are_the_references(name: str, opened: Callable[[str], OpenModel]) -> None:
+    model = opened(name)
+    reference = Decoder(model.config, model.dense_weights(torch.float32), torch.device("cpu"))
+    wide = NativeDecoder(model.config, model.packed_weights("f32"), kv_dtype=torch.float32)
+    for token_ids in PROMPTS:
+        exact = logits_of(reference, token_ids)
+        error = (logits_of(wide, token_ids) - exact).abs().max() / exact.abs().max()
+        assert error < 1e-5, f"{len(token_ids)} tokens: off by {error:.1e} of the largest logit"
+
+
+def tokens_of(
+    target: NativeDecoder, drafter: Drafter | None, k: int, params: SamplingParams, **settings: Any
+) -> tuple[list[list[int]], int]:
+    """Each prompt's tokens, all in one batch, and how many drafts were accepted."""
+    engine = Engine(
+        ModelRunner(target, num_blocks=64, block_size=4),
+        drafter,
+        FixedSpeculation(k),
+        new_stream=_Silent,
+        max_model_len=64,
+        **settings,
+    )
+    requests = [engine.add_request(str(i), prompt, params) for i, prompt in enumerate(PROMPTS)]
+    while engine.has_requests:
+        engine.step()
+        engine.check_integrity()
+    accepted = sum(r.metrics.speculative_decoding.num_accepted_draft_tokens for r in requests)
+    return [request.output_token_ids for request in requests], accepted
+
+
+class _Silent:
+    """No text: these vocabularies mean nothing."""
+
+    def step(self, token_id: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("weight_format", [None, "q8_0", "q4_1"], ids=["bf16", "int8", "int4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_output_is_the_same_bits_with_any_drafter_and_k(
+    name: str, weight_format: str | None, opened: Callable[[str], OpenModel]
+) -> None:
+    model = opened(name)
+    target = NativeDecoder(model.config, model.packed_weights(weight_format), kv_dtype=torch.bfloat16)
+    draft = NativeDecoder(model.config, model.packed_weights("q4_1"), kv_dtype=torch.bfloat16)
+
+    def draft_model() -> DraftModelDrafter:
+        runner = ModelRunner(draft, num_blocks=64, block_size=4)
+        return DraftModelDrafter(runner, target_vocab_size=target.vocab_size, max_num_batched_tokens=64)
+
+    total = 0
+    for params in (GREEDY, SEEDED):
+        plain, _ = tokens_of(target, None, 0, params)
+        assert tokens_of(target, None, 0, params, max_num_seqs=1)[0] == plain, "alone"
+        assert tokens_of(target, None, 0, params, max_num_batched_tokens=5)[0] == plain, "in chunks"
+        for k in range(1, 9) if weight_format is None else (1, 4, 8):
+            drafted, accepted = tokens_of(target, draft_model(), k, params)
+            assert drafted == plain, f"draft model, K = {k}"
+            total += accepted
+        for k in (1, 4, 8):
+            assert tokens_of(target, NGramDrafter(min_match=1, max_match=3), k, params)[0] == plain, f"ngram, K = {k}"
+    assert total > 0, "drafts must have been accepted"
