@@ -17,6 +17,7 @@ from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult
+from outrider.verification.block import verify_block
 from outrider.verification.match import sampled_tokens, verify_match
 from outrider.verification.standard import verify_standard
 
@@ -24,7 +25,7 @@ Tokens = tuple[int, ...]
 DraftLaw = Callable[[Tokens], Weights]
 Drafting = Literal["sampled", "point mass", "coupled"]
 """Drafts drawn from a law with DRAFT noise; the most probable ones; drawn with the target's own noise."""
-Verifier = Literal["standard", "match"]
+Verifier = Literal["standard", "block", "match"]
 
 PROMPT: Tokens = (0, 1)
 
@@ -99,7 +100,7 @@ def draft_tokens(request: DraftRequest, noise: Noise) -> Proposal:
 
 
 Drafter = Callable[[DraftRequest, Noise], Proposal]
-StandardVerifier = Callable[[Proposal, TargetLaw, Noise, int], VerifyResult]
+LawVerifier = Callable[[Proposal, TargetLaw, Noise, int], VerifyResult]
 MatchVerifier = Callable[[Sequence[int], TargetToken], VerifyResult]
 
 
@@ -109,9 +110,11 @@ class Build:
 
     law: Callable[[Weights, SamplingParams], Weights] = law
     draft: Drafter = draft_tokens
-    standard: StandardVerifier = verify_standard
+    standard: LawVerifier = verify_standard
+    block: LawVerifier = verify_block
     match: MatchVerifier = verify_match
     target_tokens: Callable[[TargetLaw, Noise, int], TargetToken] = sampled_tokens
+    at_step: Callable[[Noise, int], Noise] = lambda noise, start: noise.at_step(start)
 
 
 @dataclass(frozen=True)
@@ -166,14 +169,22 @@ class Case:
         expected = oracle.plain_law(table, PROMPT, self.num_drafts + 1, self.end_token_ids)
         return oracle.total_variation(emitted_law, expected)
 
-    def _reached(self, build: Build, target: TableModel, draft: TableModel) -> dict[Tokens, float]:
-        """The law of what one step emits, or with ``repeat`` of what the steps to the horizon emit."""
+    def expected_accepted(self, build: Build) -> float:
+        """The expected number of drafts that the first step accepts, end tokens aside."""
+        step = self._stepper(build, *self.models())
+        room = self.num_drafts + 1
+        outcomes = enumerate_outcomes(lambda noise: len(step(PROMPT, room, noise)) - 1)
+        return sum(probability * accepted for probability, accepted in outcomes)
+
+    def _stepper(self, build: Build, target: TableModel, draft: TableModel) -> Callable[[Tokens, int, Noise], Tokens]:
+        """The decode step: from context, room and noise to what is emitted, one token more than is accepted."""
         target_law = _remembered(lambda context: build.law(target.logits(context), self.target_params))
         draft_law = _remembered(lambda context: build.law(draft.logits(context), self.draft_params))
         soft_draft_law = _remembered(lambda context: build.law(draft.logits(context), SamplingParams()))
 
-        def step(context: Tokens, room: int, noise: Noise) -> Tokens:
+        def step(context: Tokens, room: int, whole_noise: Noise) -> Tokens:
             position = len(context)
+            noise = build.at_step(whole_noise, position)
             proposal = build.draft(
                 DraftRequest(self.drafting, draft_law, soft_draft_law, context, room - 1, self.stop_below), noise
             )
@@ -183,9 +194,17 @@ class Case:
 
             if self.verifier == "standard":
                 result = build.standard(proposal, row, noise, position)
+            elif self.verifier == "block":
+                result = build.block(proposal, row, noise, position)
             else:
                 result = build.match(proposal.token_ids, build.target_tokens(row, noise, position))
             return (*proposal.token_ids[: result.num_accepted], result.token_id)
+
+        return step
+
+    def _reached(self, build: Build, target: TableModel, draft: TableModel) -> dict[Tokens, float]:
+        """The law of what one step emits, or with ``repeat`` of what the steps to the horizon emit."""
+        step = self._stepper(build, target, draft)
 
         def decode(noise: Noise) -> Tokens:
             emitted: Tokens = ()
@@ -232,6 +251,7 @@ def _remembered(table: Callable[[Tokens], Weights]) -> Callable[[Tokens], Weight
 _WAYS: tuple[tuple[Verifier, Drafting], ...] = (
     ("standard", "sampled"),
     ("standard", "point mass"),
+    ("block", "sampled"),
     ("match", "point mass"),
     ("match", "coupled"),
 )

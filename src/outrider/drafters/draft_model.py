@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +15,9 @@ from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
 from outrider.sampling.law import law
 from outrider.sampling.noise import Purpose, Weights
+
+Coupled = Literal["none", "seeded", "all"]
+"""Which requests get drafts drawn with the target's own noise."""
 
 
 @dataclass
@@ -36,9 +40,9 @@ class _Draft:
 class DraftModelDrafter:
     """Drafts token by token, all requests of the batch in one pass per token.
 
-    Greedy requests get the argmax and, with ``couple_seeds``, seeded ones the token that the target's own noise
-    would choose under the draft's law: both are point masses, and a seeded answer does not depend on the draft
-    (arXiv 2408.07978). All others get a sample with its law.
+    Greedy requests get the argmax and ``coupled`` ones the token that the target's own noise would choose under the
+    draft's law: both are point masses, and the answer does not depend on the draft (arXiv 2408.07978). All others get a
+    sample with its law.
 
     ``num_computed`` of a request counts the committed tokens that have K/V here. After a step whose K drafts were all
     accepted the last draft was never fed, so the cache is one token behind; after steps without drafts it is further
@@ -53,7 +57,7 @@ class DraftModelDrafter:
         *,
         target_vocab_size: int,
         max_num_batched_tokens: int,
-        couple_seeds: bool = True,
+        coupled: Coupled = "seeded",
         token_ids: Sequence[int] | None = None,
     ) -> None:
         """``token_ids`` are the tokens that the rows of a trimmed output stand for; without, row i is token i."""
@@ -62,7 +66,7 @@ class DraftModelDrafter:
         self._runner = runner
         self._vocab_size = target_vocab_size
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._couple_seeds = couple_seeds
+        self._coupled = coupled
         self._num_computed: dict[str, int] = {}
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
@@ -107,7 +111,7 @@ class DraftModelDrafter:
         if not self._runner.kv.allocate(request.request_id, request.num_tokens + wanted - 1):
             return None
         params = request.params
-        coupled = self._couple_seeds and params.seed is not None
+        coupled = self._coupled == "all" or (self._coupled == "seeded" and params.seed is not None)
         return _Draft(DraftRequest(request, wanted, entry.noise), point_mass=params.greedy or coupled)
 
     def _catch_up(self, drafts: Sequence[_Draft]) -> list[Tensor]:

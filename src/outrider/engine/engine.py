@@ -155,8 +155,8 @@ class Engine:
         )
 
     def noise(self, request: Request) -> Noise:
-        """The request's own randomness."""
-        return self._noises[request.request_id]
+        """The request's own randomness in its coming step."""
+        return self._noises[request.request_id].at_step(request.num_tokens)
 
     def detokenize(self, request: Request, token_id: int) -> str | None:
         """Add one token to the request's text; return the stop string that it completes, if any."""

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from outrider.config import Verification
 from outrider.ops.native import max_and_argmax
 from outrider.request import Request
 from outrider.sampling.law import law
 from outrider.sampling.noise import Noise, Weights
 from outrider.verification.base import Proposal, VerifyResult
+from outrider.verification.block import verify_block
 from outrider.verification.match import sampled_tokens, verify_match
 from outrider.verification.standard import verify_standard
 
 
 def verify(
-    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, *, rejection_only: bool = False
+    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, *, method: Verification = "auto"
 ) -> VerifyResult:
     """Judge ``proposal`` by ``logits`` [1 + drafts, vocab]; row i scores the token at ``request.num_tokens + i``.
 
     Greedy requests match drafts against the argmax, point masses against the target's own draw at each position,
-    and drafts that come with their law are judged by rejection sampling; ``rejection_only`` judges point masses so
-    too. Raises ``ValueError`` if the target's logits are not finite where they are needed.
+    and drafts that come with their law are judged by block. With ``standard`` all but greedy requests are judged by
+    token-by-token rejection sampling. ``noise`` is that of this step. Raises ``ValueError`` if the target's logits are
+    not finite where they are needed.
     """
     if request.params.greedy:
         largest, ids = max_and_argmax(logits)
@@ -33,6 +36,8 @@ def verify(
     def target_law(row: int) -> Weights:
         return law(rows[row], request.params)
 
-    if proposal.probs is None and not rejection_only:
+    if method == "standard":
+        return verify_standard(proposal, target_law, noise, position)
+    if proposal.probs is None:
         return verify_match(proposal.token_ids, sampled_tokens(target_law, noise, position))
-    return verify_standard(proposal, target_law, noise, position)
+    return verify_block(proposal, target_law, noise, position)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 from torch import Tensor
 
-from outrider.audit.enumerate import enumerate_outcomes
+from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
+from outrider.config import Verification
 from outrider.drafters.base import Drafter
-from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.engine import Verify
 from outrider.engine.verify import verify
@@ -31,9 +33,9 @@ PROMPT = [0, 1, 0, 1]
 LENGTH = 3
 
 
-def draft_model(vocab: int = VOCAB) -> Drafter:
+def draft_model(coupled: Coupled = "seeded") -> Drafter:
     runner = ModelRunner(ToyModel(VOCAB, DRAFT), num_blocks=8, block_size=2)
-    return DraftModelDrafter(runner, target_vocab_size=vocab, max_num_batched_tokens=16)
+    return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, coupled=coupled)
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -63,8 +65,10 @@ def total_variation(
     params: SamplingParams,
     end: frozenset[int] = frozenset(),
     verify_with: Verify = verify,
+    noise_of: Callable[[EnumeratingNoise], EnumeratingNoise] = lambda noise: noise,
 ) -> float:
-    def once(noise: Noise) -> tuple[int, ...]:
+    def once(enumerating: EnumeratingNoise) -> tuple[int, ...]:
+        noise = noise_of(enumerating)
         engine = toy_engine(
             LAW,
             make(),
@@ -76,7 +80,9 @@ def total_variation(
             verify_with=verify_with,
             noise_for=lambda seed: noise,
         )
-        return run(engine, [PROMPT], params)[0].outputs[0].token_ids
+        token_ids = run(engine, [PROMPT], params)[0].outputs[0].token_ids
+        enumerating.probability = noise.probability
+        return token_ids
 
     emitted: dict[tuple[int, ...], float] = {}
     for probability, tokens in enumerate_outcomes(once):
@@ -98,6 +104,32 @@ PARAMS = [
 @pytest.mark.parametrize("params", PARAMS, ids=["plain", "top-k", "top-p", "greedy"])
 def test_the_engine_emits_the_targets_law(name: str, k: int, params: SamplingParams) -> None:
     assert total_variation(DRAFTERS[name], k, params) < 1e-12
+
+
+LONGER = SamplingParams(max_tokens=4, temperature=0.7, top_k=2)
+
+
+@pytest.mark.parametrize(("method", "coupled"), [("standard", "none"), ("block", "none"), ("coupled", "all")])
+@pytest.mark.parametrize("params", [*PARAMS[:3], LONGER], ids=["plain", "top-k", "top-p", "longer"])
+def test_every_way_to_verify_emits_the_targets_law(
+    method: Verification, coupled: Coupled, params: SamplingParams
+) -> None:
+    assert total_variation(lambda: draft_model(coupled), 2, params, verify_with=partial(verify, method=method)) < 1e-12
+
+
+def test_noise_that_forgets_the_step_is_seen() -> None:
+    """Block verification looks at drafts that it throws away; the next step must not meet their noise again."""
+
+    class Forgetful(EnumeratingNoise):
+        def at_step(self, start: int) -> Forgetful:  # type: ignore[override]
+            return self
+
+    # The first token has no drafts, so only from four tokens on does a step with two drafts have a successor.
+    def faulty(k: int) -> float:
+        return total_variation(draft_model, k, LONGER, noise_of=lambda noise: Forgetful(noise._script))
+
+    assert faulty(2) > 1e-3
+    assert faulty(1) < 1e-12, "one draft alone is never thrown away unseen"
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
