@@ -74,6 +74,12 @@ class Request:
         """True once it has a ``finish_reason``."""
         return self.status is Status.FINISHED
 
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Every token that would end the request."""
+        own = frozenset() if self.params.ignore_eos else self.end_token_ids
+        return own | frozenset(self.params.stop_token_ids)
+
     def is_end_token(self, token_id: int) -> bool:
         """True if committing ``token_id`` ends the request; such a token is not part of the text."""
         if token_id in self.params.stop_token_ids:

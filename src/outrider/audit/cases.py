@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.audit.enumerate import enumerate_outcomes
-from outrider.sampling.law import law
 from outrider.sampling.noise import Noise, Purpose, Weights
+from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult
@@ -21,6 +21,7 @@ from outrider.verification.block import verify_block
 from outrider.verification.match import sampled_tokens, verify_match
 from outrider.verification.standard import verify_standard
 
+Asked = ParamSpec("Asked")
 Tokens = tuple[int, ...]
 DraftLaw = Callable[[Tokens], Weights]
 Drafting = Literal["sampled", "point mass", "coupled"]
@@ -105,10 +106,29 @@ MatchVerifier = Callable[[Sequence[int], TargetToken], VerifyResult]
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a row of logits stands: after ``context``, which begins with ``PROMPT``, ``num_drafted`` of it drafted."""
+
+    context: Tokens
+    num_drafted: int = 0
+    end_token_ids: frozenset[int] = frozenset()
+
+
+def law_at(logits: Weights, params: SamplingParams, place: Place) -> Weights:
+    """The law [vocab] of the token at ``place``, as the engine makes it."""
+    request_law = RequestLaw(params, PROMPT, vocab_size=len(logits), end_token_ids=place.end_token_ids)
+    committed = len(place.context) - place.num_drafted
+    return request_law.probs(logits, place.context[:committed], place.context[committed:])
+
+
+PlaceLaw = Callable[[Weights, SamplingParams, Place], Weights]
+
+
+@dataclass(frozen=True)
 class Build:
     """The parts under audit. The defaults are the real ones; a mutation replaces one of them."""
 
-    law: Callable[[Weights, SamplingParams], Weights] = law
+    law: PlaceLaw = law_at
     draft: Drafter = draft_tokens
     standard: LawVerifier = verify_standard
     block: LawVerifier = verify_block
@@ -159,7 +179,7 @@ class Case:
         Strings are cut at an end token. The expected law comes from the oracle, from the logits on.
         """
         target, draft = self.models()
-        table = _remembered(lambda context: oracle.processed_law(target.logits(context), self.target_params))
+        table = _remembered(lambda context: self.oracle_law(target, self.target_params, context))
         emitted_law: dict[Tokens, float] = {}
         for emitted, probability in self._reached(build, target, draft).items():
             rest_law = oracle.plain_law(table, PROMPT + emitted, self._room(emitted), self.end_token_ids)
@@ -168,6 +188,12 @@ class Case:
                 emitted_law[string] = emitted_law.get(string, 0.0) + probability * rest_probability
         expected = oracle.plain_law(table, PROMPT, self.num_drafts + 1, self.end_token_ids)
         return oracle.total_variation(emitted_law, expected)
+
+    def oracle_law(self, model: TableModel, params: SamplingParams, context: Tokens) -> Weights:
+        """The law of the token after ``context`` by the oracle's formulas."""
+        output = context[len(PROMPT) :]
+        logits = oracle.edited_logits(model.logits(context), params, PROMPT, output, self.end_token_ids)
+        return oracle.processed_law(logits, params)
 
     def expected_accepted(self, build: Build) -> float:
         """The expected number of drafts that the first step accepts, end tokens aside."""
@@ -178,19 +204,32 @@ class Case:
 
     def _stepper(self, build: Build, target: TableModel, draft: TableModel) -> Callable[[Tokens, int, Noise], Tokens]:
         """The decode step: from context, room and noise to what is emitted, one token more than is accepted."""
-        target_law = _remembered(lambda context: build.law(target.logits(context), self.target_params))
-        draft_law = _remembered(lambda context: build.law(draft.logits(context), self.draft_params))
-        soft_draft_law = _remembered(lambda context: build.law(draft.logits(context), SamplingParams()))
+
+        def law_of(model: TableModel, params: SamplingParams) -> Callable[[Tokens, int], Weights]:
+            return lambda context, num_drafted: build.law(
+                model.logits(context), params, Place(context, num_drafted, self.end_token_ids)
+            )
+
+        target_law = _remembered(law_of(target, self.target_params))
+        draft_law = _remembered(law_of(draft, self.draft_params))
+        soft_draft_law = _remembered(law_of(draft, SamplingParams()))
 
         def step(context: Tokens, room: int, whole_noise: Noise) -> Tokens:
             position = len(context)
             noise = build.at_step(whole_noise, position)
+
+            def after(law: Callable[[Tokens, int], Weights]) -> DraftLaw:
+                return lambda longer: law(longer, len(longer) - position)
+
             proposal = build.draft(
-                DraftRequest(self.drafting, draft_law, soft_draft_law, context, room - 1, self.stop_below), noise
+                DraftRequest(
+                    self.drafting, after(draft_law), after(soft_draft_law), context, room - 1, self.stop_below
+                ),
+                noise,
             )
 
             def row(place: int) -> Weights:
-                return target_law(context + proposal.token_ids[:place])
+                return target_law(context + proposal.token_ids[:place], place)
 
             if self.verifier == "standard":
                 result = build.standard(proposal, row, noise, position)
@@ -236,16 +275,27 @@ def _models(vocab_size: int, seed: int, zeros: float, draft_is_target: bool) -> 
     return target, TableModel(vocab_size, 2 * seed + 1, zeros=zeros, other=target, mix=0.3)
 
 
-def _remembered(table: Callable[[Tokens], Weights]) -> Callable[[Tokens], Weights]:
-    """``table``, asked at most once per context."""
-    rows: dict[Tokens, Weights] = {}
+def _remembered(table: Callable[Asked, Weights]) -> Callable[Asked, Weights]:
+    """``table``, asked at most once per question."""
+    rows: dict[tuple[Any, ...], Weights] = {}
 
-    def remembered(context: Tokens) -> Weights:
-        if context not in rows:
-            rows[context] = table(context)
-        return rows[context]
+    def remembered(*args: Asked.args, **kwargs: Asked.kwargs) -> Weights:
+        if args not in rows:
+            rows[args] = table(*args, **kwargs)
+        return rows[args]
 
     return remembered
+
+
+def _alike(params: SamplingParams) -> dict[str, Any]:
+    return {"target_params": params, "draft_params": params}
+
+
+def _dislike_repeats(token_ids: Tokens, row: Weights) -> Weights:
+    """A custom processor: the last two tokens are less welcome."""
+    for token_id in token_ids[-2:]:
+        row[token_id] -= 1.0
+    return row
 
 
 _WAYS: tuple[tuple[Verifier, Drafting], ...] = (
@@ -257,6 +307,9 @@ _WAYS: tuple[tuple[Verifier, Drafting], ...] = (
 )
 _SHAPES = ((3, 0), (3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2), (3, 3), (4, 3), (5, 3))
 _TRUNCATED = SamplingParams(temperature=0.7, top_k=3, top_p=0.85)
+_BIASED = SamplingParams(logit_bias={0: 1.5, 2: -1.0}, bad_token_ids=((1, 2), (0, 0)))
+_PENALISED = SamplingParams(repetition_penalty=1.6, frequency_penalty=0.9, presence_penalty=-0.7)
+_FEW_DRAFTS = ((3, 1), (4, 1), (3, 2), (4, 2), (3, 3))
 _TRAITS: dict[str, dict[str, Any]] = {
     "context-dependent laws": {},
     "zeros in both laws": {"zeros": 0.35},
@@ -278,6 +331,17 @@ _TRAITS: dict[str, dict[str, Any]] = {
         "repeat": True,
     },
 }
+_PARAMETER_TRAITS: dict[str, dict[str, Any]] = {
+    "min-p": _alike(SamplingParams(temperature=1.2, min_p=0.25)),
+    "typical": _alike(SamplingParams(typical_p=0.7)),
+    "logit bias and bad sequences": _alike(_BIASED),
+    "allowed tokens": _alike(SamplingParams(allowed_token_ids=(0, 2))),
+    "penalties": _alike(_PENALISED),
+    "penalties, several steps": {**_alike(_PENALISED), "repeat": True},
+    "min_tokens": {**_alike(SamplingParams(min_tokens=2)), "end_token_ids": frozenset({1})},
+    "custom processor": _alike(SamplingParams(logits_processors=(_dislike_repeats,))),
+}
+"""One parameter or one kind of them at a time, in the shapes of ``_FEW_DRAFTS`` only."""
 _REPEAT_WITHIN = 3**4
 """Strings to the horizon beyond which ``repeat`` would take too long; other shapes leave those traits out."""
 
@@ -285,7 +349,7 @@ _REPEAT_WITHIN = 3**4
 def all_cases() -> Iterator[Case]:
     """The grid: ways to draft and verify x (vocabulary, K) x traits; the models differ by the last two."""
     for verifier, drafting in _WAYS:
-        grid = product(_SHAPES, _TRAITS.items())
+        grid = [*product(_SHAPES, _TRAITS.items()), *product(_FEW_DRAFTS, _PARAMETER_TRAITS.items())]
         for seed, ((vocab_size, num_drafts), (trait, settings)) in enumerate(grid):
             case = Case(trait, vocab_size, num_drafts, verifier, drafting, seed=seed, **settings)
             if not case.repeat or case.num_strings <= _REPEAT_WITHIN:

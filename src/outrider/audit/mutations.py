@@ -11,14 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.audit.cases import (
+    PROMPT,
     Build,
     Drafter,
     Drafting,
     DraftRequest,
     LawVerifier,
     MatchVerifier,
+    Place,
+    PlaceLaw,
     Verifier,
     draft_tokens,
+    law_at,
 )
 from outrider.sampling.law import law
 from outrider.sampling.noise import Noise, Purpose, Weights
@@ -190,18 +194,32 @@ def _match_one_noise(target_law: TargetLaw, noise: Noise, position: int) -> Targ
 # --- the law ----------------------------------------------------------------------------------------------------
 
 
-def _top_p_without_crossing_token(logits: Weights, params: SamplingParams) -> Weights:
-    kept = law(logits, params)
+def _top_p_without_crossing_token(logits: Weights, params: SamplingParams, place: Place) -> Weights:
+    kept = law_at(logits, params, place)
     if params.greedy or params.top_p == 1.0 or np.count_nonzero(kept) == 1:
         return kept
     kept[np.argmin(np.where(kept > 0.0, kept, np.inf))] = 0.0
     return np.asarray(kept / kept.sum())
 
 
-def _temperature_last(logits: Weights, params: SamplingParams) -> Weights:
+def _temperature_last(logits: Weights, params: SamplingParams, place: Place) -> Weights:
     truncated = law(logits, SamplingParams(top_k=params.top_k, top_p=params.top_p))
     masked = np.where(truncated > 0.0, logits, -np.inf)
     return law(masked, SamplingParams(temperature=params.temperature))
+
+
+def _history_without_last_token(logits: Weights, params: SamplingParams, place: Place) -> Weights:
+    shorter = max(len(place.context) - 1, len(PROMPT))
+    return law_at(logits, params, replace(place, context=place.context[:shorter], num_drafted=0))
+
+
+def _history_without_drafts(logits: Weights, params: SamplingParams, place: Place) -> Weights:
+    committed = len(place.context) - place.num_drafted
+    return law_at(logits, params, replace(place, context=place.context[:committed], num_drafted=0))
+
+
+def _without(**defaults: float) -> PlaceLaw:
+    return lambda logits, params, place: law_at(logits, params.model_copy(update=defaults), place)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------
@@ -223,7 +241,7 @@ def _match(name: str, description: str, verifier: MatchVerifier) -> Mutation:
     return Mutation(name, description, "match", "point mass", lambda build: replace(build, match=verifier))
 
 
-def _law(name: str, description: str, faulty: Callable[[Weights, SamplingParams], Weights]) -> Mutation:
+def _law(name: str, description: str, faulty: PlaceLaw) -> Mutation:
     return Mutation(name, description, "match", "point mass", lambda build: replace(build, law=faulty))
 
 
@@ -347,4 +365,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         _top_p_without_crossing_token,
     ),
     _law("temperature after truncation", "top-k and top-p before temperature", _temperature_last),
+    _law("history one token behind", "penalties that miss the latest token", _history_without_last_token),
+    _law("history without the drafts", "penalties that see only what was committed", _history_without_drafts),
+    _law("min_tokens forgotten", "end tokens that may come at once", _without(min_tokens=0)),
+    _law("min-p forgotten", "tokens below min_p that may come", _without(min_p=0.0)),
 )

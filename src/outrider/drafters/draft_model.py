@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from outrider.drafters.base import DraftRequest, Proposal
 from outrider.ops.native import max_and_argmax
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
-from outrider.sampling.law import law
+from outrider.sampling.law import greedy_token, law
 from outrider.sampling.noise import Purpose, Weights
 
 Coupled = Literal["none", "seeded", "all"]
@@ -28,10 +28,12 @@ class _Draft:
     point_mass: bool
     token_ids: list[int] = field(default_factory=list)
     probs: list[Weights] = field(default_factory=list)
+    stuck: bool = False
+    """Of what the request allows here, the draft knows no token."""
 
     @property
     def done(self) -> bool:
-        return len(self.token_ids) >= self.entry.max_tokens
+        return self.stuck or len(self.token_ids) >= self.entry.max_tokens
 
     def proposal(self) -> Proposal:
         return Proposal(tuple(self.token_ids), None if self.point_mass else tuple(self.probs))
@@ -112,7 +114,7 @@ class DraftModelDrafter:
             return None
         params = request.params
         coupled = self._coupled == "all" or (self._coupled == "seeded" and params.seed is not None)
-        return _Draft(DraftRequest(request, wanted, entry.noise), point_mass=params.greedy or coupled)
+        return _Draft(replace(entry, max_tokens=wanted), point_mass=params.greedy or coupled)
 
     def _catch_up(self, drafts: Sequence[_Draft]) -> list[Tensor]:
         """Feed every committed token not computed yet, in passes of bounded size; logits after the last of each."""
@@ -141,13 +143,31 @@ class DraftModelDrafter:
         """Draw one more token from ``logits`` [1, draft vocab]."""
         request, noise = draft.entry.request, draft.entry.noise
         row = logits[:, : len(self._token_ids)]
-        if request.params.greedy:
+        if request.params.greedy and not draft.entry.law.edits:
             draft.token_ids.append(int(self._token_ids[int(max_and_argmax(row)[1])]))
             return
-        probs = np.zeros(self._vocab_size, dtype=np.float64)
-        probs[self._token_ids] = law(row[0].double().cpu().numpy(), request.params)
+        scores = row[0].double().cpu().numpy()
+        if draft.entry.law.edits:
+            edited = self._edited(draft, scores)
+            # Settled before anything is drawn here, so that ending the proposal does not depend on what would be drawn.
+            draft.stuck = bool(np.isneginf(edited).all())
+            if draft.stuck:
+                return
+            if request.params.greedy:
+                draft.token_ids.append(greedy_token(edited))
+                return
+            probs = law(edited, request.params)
+        else:
+            probs = np.zeros(self._vocab_size, dtype=np.float64)
+            probs[self._token_ids] = law(scores, request.params)
         position = request.num_tokens + len(draft.token_ids)
         purpose = Purpose.TARGET if draft.point_mass else Purpose.DRAFT
         draft.token_ids.append(noise.draw(probs, position, purpose))
         if not draft.point_mass:
             draft.probs.append(probs)
+
+    def _edited(self, draft: _Draft, scores: Weights) -> Weights:
+        """Logits [target vocab] at this place, as the request edits them; tokens unknown to the draft are out."""
+        logits = np.full(self._vocab_size, -np.inf)
+        logits[self._token_ids] = scores
+        return draft.entry.law.edited(logits, draft.entry.request.token_ids, draft.token_ids)

@@ -69,6 +69,7 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         end_token_ids=frozenset(opened.config.eos_token_ids),
+        encode=partial(opened.tokenizer.encode, add_special_tokens=False),
         seed=config.seed,
         speculation=_describe(speculative, drafter),
         verify_with=partial(verify, method=speculative.verification),

@@ -68,7 +68,7 @@ def _advance(engine: Engine, grant: Grant, proposal: Proposal, rows: Tensor) -> 
     """Verify and commit one request; ``rows`` [1 + drafts, vocab], or [0, vocab] inside a prompt."""
     request, tokens = grant.request, list[tuple[int, TokenSource]]()
     if grant.scores:
-        result = engine.verify(request, proposal, rows, engine.noise(request))
+        result = engine.verify(request, proposal, rows, engine.noise(request), engine.law(request))
         tokens += [(token_id, "accepted") for token_id in proposal.token_ids[: result.num_accepted]]
         tokens.append((result.token_id, result.source))
     appended = engine.scheduler.commit(grant, tokens, engine.detokenize)
@@ -90,7 +90,10 @@ def _propose(engine: Engine, grants: Sequence[Grant]) -> dict[str, Proposal]:
     drafter = engine.drafter
     if drafter is None or not grants:
         return {}
-    batch = [DraftRequest(grant.request, grant.max_drafts, engine.noise(grant.request)) for grant in grants]
+    batch = [
+        DraftRequest(grant.request, grant.max_drafts, engine.noise(grant.request), engine.law(grant.request))
+        for grant in grants
+    ]
     try:
         proposals = drafter.propose(batch)
     except Exception:

@@ -68,13 +68,13 @@ def test_the_real_build_is_exact_everywhere(report: ExactReport) -> None:
         ("match", "point mass"),
         ("match", "coupled"),
     ]
-    assert len({result.case.name for result in report.cases}) == len(report.cases) == 470
+    assert len({result.case.name for result in report.cases}) == len(report.cases) == 670
     assert report.passed
 
 
 def test_every_planted_fault_is_caught(report: ExactReport) -> None:
     assert {result.mutation.name: result.tv for result in report.mutations if not result.caught} == {}
-    assert len(report.mutations) == len(MUTATIONS) == 27
+    assert len(report.mutations) == len(MUTATIONS) == 31
 
 
 def test_the_documentation_lists_the_faults_with_their_figures(report: ExactReport) -> None:

@@ -22,6 +22,7 @@ from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.law import law as processed
 from outrider.sampling.noise import Noise
+from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import Proposal, VerifyResult
 from tests.unit.engine.helpers import KSchedule, run, toy_engine
@@ -143,18 +144,22 @@ def test_the_law_holds_when_k_follows_what_was_emitted(name: str) -> None:
     assert total_variation(DRAFTERS[name], k, PARAMS[0]) < 1e-12
 
 
-def _wrong_row(request: Request, proposal: Proposal, logits: Tensor, noise: Noise) -> VerifyResult:
-    return verify(request, proposal, logits.roll(1, dims=0), noise)
+def _wrong_row(request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw) -> VerifyResult:
+    return verify(request, proposal, logits.roll(1, dims=0), noise, law)
 
 
-def _bonus_from_the_row_before(request: Request, proposal: Proposal, logits: Tensor, noise: Noise) -> VerifyResult:
+def _bonus_from_the_row_before(
+    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw
+) -> VerifyResult:
     faulty = logits.clone()
     faulty[-1] = logits[max(0, len(logits) - 2)]
-    return verify(request, proposal, faulty, noise)
+    return verify(request, proposal, faulty, noise, law)
 
 
-def _accepts_everything(request: Request, proposal: Proposal, logits: Tensor, noise: Noise) -> VerifyResult:
-    result = verify(request, Proposal(), logits[-1:], noise)
+def _accepts_everything(
+    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw
+) -> VerifyResult:
+    result = verify(request, Proposal(), logits[-1:], noise, law)
     return VerifyResult(len(proposal), result.token_id, "bonus")
 
 

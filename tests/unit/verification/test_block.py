@@ -13,7 +13,6 @@ from outrider.audit.mutations import faulty_block
 from outrider.audit.properties import FixedNoise
 from outrider.sampling.noise import Purpose, Weights
 from outrider.sampling.rng import KeyedNoise
-from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
 from outrider.verification.block import excess, verify_block
 from outrider.verification.standard import verify_standard
@@ -29,8 +28,8 @@ def expected_accepted(case: Case) -> float:
     def beyond(drafts: tuple[int, ...], reach: float) -> float:
         if len(drafts) == case.num_drafts:
             return 0.0
-        target_probs = oracle.processed_law(target.logits(PROMPT + drafts), case.target_params)
-        draft_probs = oracle.processed_law(draft.logits(PROMPT + drafts), case.draft_params)
+        target_probs = case.oracle_law(target, case.target_params, PROMPT + drafts)
+        draft_probs = case.oracle_law(draft, case.draft_params, PROMPT + drafts)
         total = 0.0
         for token_id in np.flatnonzero(draft_probs):
             next_reach = min(1.0, reach * float(target_probs[token_id] / draft_probs[token_id]))
