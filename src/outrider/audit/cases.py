@@ -339,6 +339,22 @@ _PARAMETER_TRAITS: dict[str, dict[str, Any]] = {
     "penalties": _alike(_PENALISED),
     "penalties, several steps": {**_alike(_PENALISED), "repeat": True},
     "min_tokens": {**_alike(SamplingParams(min_tokens=2)), "end_token_ids": frozenset({1})},
+    "parameters together": {
+        **_alike(
+            SamplingParams(
+                temperature=0.8,
+                top_k=3,
+                min_p=0.05,
+                repetition_penalty=1.3,
+                presence_penalty=0.4,
+                logit_bias={1: 0.7},
+                min_tokens=1,
+            )
+        ),
+        "stop_below": 0.3,
+        "end_token_ids": frozenset({2}),
+        "repeat": True,
+    },
     "custom processor": _alike(SamplingParams(logits_processors=(_dislike_repeats,))),
 }
 """One parameter or one kind of them at a time, in the shapes of ``_FEW_DRAFTS`` only."""

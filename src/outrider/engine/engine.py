@@ -164,6 +164,7 @@ class Engine:
             sources=tuple(request.sources),
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            logprobs=None if request.params.logprobs is None else tuple(request.logprobs),
         )
         if request.finished:
             del self._requests[request_id], self._detokenizers[request_id]
@@ -177,6 +178,7 @@ class Engine:
             metrics=request.metrics,
             finished=request.finished,
             error=request.error,
+            prompt_logprobs=None if request.params.prompt_logprobs is None else tuple(request.prompt_logprobs),
         )
 
     def noise(self, request: Request) -> Noise:
@@ -207,6 +209,7 @@ class Engine:
             token_texts=texts,
             sources=tuple(request.sources[first:]),
             finish_reason=request.finish_reason,
+            logprobs=None if request.params.logprobs is None else tuple(request.logprobs[first:]),
         )
 
     def fail(self, request: Request, problem: str) -> tuple[Request, StreamPiece]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from outrider.errors import InvalidRequestError
 from outrider.sampling.history import History
 from outrider.sampling.law import greedy_token, law
+from outrider.sampling.logprobs import log_softmax
 from outrider.sampling.noise import Weights
 from outrider.sampling_params import LogitsProcessor, SamplingParams
 
@@ -78,6 +79,20 @@ class RequestLaw:
     def greedy_token(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> int:
         """The most probable token there; raises as ``probs`` does."""
         return greedy_token(self.edited(logits, committed, drafted))
+
+    def logprobs(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
+        """Log-probabilities [vocab] there, as ``params.logprobs_mode`` wants them; raises as ``probs`` does.
+
+        ``processed`` ones are those of ``probs``, with -inf for what can not come. A greedy law says nothing but which
+        token comes, so greedy requests get those of the edited logits.
+        """
+        if self.params.logprobs_mode == "raw":
+            return log_softmax(logits)
+        if self.params.greedy:
+            return log_softmax(self.edited(logits, committed, drafted))
+        with np.errstate(divide="ignore"):
+            result: Weights = np.log(self.probs(logits, committed, drafted))
+        return result
 
     def edited(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
         """``logits`` [vocab] as they are before temperature; they themselves if nothing edits them."""

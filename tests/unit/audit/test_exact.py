@@ -68,7 +68,7 @@ def test_the_real_build_is_exact_everywhere(report: ExactReport) -> None:
         ("match", "point mass"),
         ("match", "coupled"),
     ]
-    assert len({result.case.name for result in report.cases}) == len(report.cases) == 670
+    assert len({result.case.name for result in report.cases}) == len(report.cases) == 695
     assert report.passed
 
 

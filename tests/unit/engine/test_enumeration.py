@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,10 +20,10 @@ from outrider.engine.verify import verify
 from outrider.models.toy import ToyModel, random_table
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
-from outrider.sampling.law import law as processed
-from outrider.sampling.noise import Noise
+from outrider.sampling.noise import Noise, Weights
 from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
+from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
 from tests.unit.engine.helpers import KSchedule, run, toy_engine
 
@@ -51,8 +51,8 @@ def law_of_strings(params: SamplingParams, end: frozenset[int]) -> dict[tuple[in
     for tokens in itertools.product(range(VOCAB), repeat=params.max_tokens):
         probability, out = 1.0, tuple[int, ...]()
         for token in tokens:
-            logits = np.log(LAW((*PROMPT, *out)))
-            probability *= float(processed(logits, params)[token])
+            logits = oracle.edited_logits(np.log(LAW((*PROMPT, *out))), params, PROMPT, out, end)
+            probability *= float(oracle.processed_law(logits, params)[token])
             out = (*out, token)
             if token in end:
                 break
@@ -131,6 +131,37 @@ def test_noise_that_forgets_the_step_is_seen() -> None:
 
     assert faulty(2) > 1e-3
     assert faulty(1) < 1e-12, "one draft alone is never thrown away unseen"
+
+
+EDITED = {
+    "penalties": {"repetition_penalty": 1.7, "frequency_penalty": 0.8, "presence_penalty": -0.5},
+    "logit bias and bad sequences": {"logit_bias": {0: 1.0}, "bad_token_ids": ((1, 2), (0, 0))},
+    "min_tokens": {"min_tokens": 2},
+    "truncations": {"temperature": 1.3, "min_p": 0.2, "typical_p": 0.9},
+}
+
+
+@pytest.mark.parametrize("method", ["auto", "standard"])
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("parameters", EDITED)
+def test_the_law_holds_whatever_edits_it(parameters: str, name: str, method: Verification) -> None:
+    params = SamplingParams(max_tokens=4, **EDITED[parameters])  # type: ignore[arg-type]
+    faithful = partial(verify, method=method)
+    assert total_variation(DRAFTERS[name], 2, params, end=frozenset({2}), verify_with=faithful) < 1e-12
+
+
+def test_penalties_that_do_not_see_the_drafts_are_seen() -> None:
+    class Blind(RequestLaw):
+        def edited(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
+            return super().edited(logits, committed)
+
+    def faulty(request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw) -> VerifyResult:
+        blind = Blind(request.params, request.prompt_token_ids, vocab_size=VOCAB)
+        return verify(request, proposal, logits, noise, blind)
+
+    params = SamplingParams(max_tokens=4, frequency_penalty=1.5)
+    for make in DRAFTERS.values():
+        assert total_variation(make, 2, params, verify_with=faulty) > 1e-3
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
