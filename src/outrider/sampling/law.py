@@ -19,6 +19,9 @@ from outrider.sampling_params import SamplingParams
 # Only candidates for the nucleus are sorted: the weights above the first of these floors that leaves enough mass.
 _NUCLEUS_FLOORS = (1e-2, 1e-4, 1e-7, 0.0)
 
+_TYPICAL_CANDIDATES = 1024
+"""So many tokens of most typical surprisal are sorted first; eight times as many if they hold too little mass."""
+
 
 def greedy_token(logits: Weights) -> int:
     """The most probable token of ``logits`` [vocab]: the lowest id among the maxima.
@@ -123,6 +126,14 @@ def _typical_ids(weights: Weights, typical_p: float) -> NDArray[np.intp]:
     probs = weights[ids].astype(np.float64)
     probs /= probs.sum()
     surprisal = -np.log(probs)
-    order = np.argsort(np.abs(surprisal - float(probs @ surprisal)), kind="stable")
+    distance = np.abs(surprisal - float(probs @ surprisal))
+    candidates, count = np.arange(ids.size), _TYPICAL_CANDIDATES
+    while count < ids.size:  # sorting the nearest of many is enough if they hold the mass
+        nearest = np.flatnonzero(distance <= np.partition(distance, count)[count])
+        if float(probs[nearest].sum()) > typical_p + 1e-9:
+            candidates = nearest
+            break
+        count *= 8
+    order = candidates[np.argsort(distance[candidates], kind="stable")]
     cumulative = np.cumsum(probs[order])
     return np.sort(ids[order[: int(np.searchsorted(cumulative, typical_p)) + 1]])

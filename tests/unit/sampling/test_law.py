@@ -86,6 +86,15 @@ def test_top_p_of_a_large_flat_vocabulary_needs_the_deeper_floors() -> None:
             assert 0.5 * np.abs(law(logits, params) - expected).sum() < 1e-4, (spread, top_p)
 
 
+def test_typical_of_a_large_vocabulary_needs_more_candidates() -> None:
+    rng = np.random.default_rng(6)
+    for spread in (0.1, 2.0, 5.0):
+        logits = spread * rng.standard_normal(20_000)
+        for typical_p in (0.02, 0.5, 0.95):
+            params = SamplingParams(typical_p=typical_p)
+            assert 0.5 * np.abs(law(logits, params) - processed_law(logits, params)).sum() < 1e-4, (spread, typical_p)
+
+
 def test_top_p_reached_exactly_keeps_no_more() -> None:
     logits = np.log(np.array([0.25, 0.5, 0.25]))
     assert support(law(logits, SamplingParams(top_p=0.5))) == [1]
