@@ -1,4 +1,4 @@
-"""How close quantized engines come to the float32 model: ``python benchmarks/closeness.py [--model M] [--json PATH|-]``.
+"""How close quantized engines come to the float32 model: ``python benchmarks/closeness.py [--model M] [--json P]``.
 
 Logits of a fixed text under the dequantized float32 reference, under Outrider's kernels and, where ``make peers`` has
 been run, under llama.cpp, all from the same GGUF file. Mean KL(reference || engine) per token, and how often the most

@@ -11,7 +11,7 @@ from outrider._validation import Strict
 from outrider.errors import ConfigError
 
 Method = Literal["auto", "ngram", "draft_model", "off"]
-Verification = Literal["auto", "standard"]
+Verification = Literal["auto", "standard", "block", "coupled"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "native", "reference"]
 Quantization = Literal["int8", "int4"]
@@ -29,7 +29,10 @@ class SpeculativeConfig(Strict):
     quantization            ``int8`` or ``int4``: the draft model's weights in groups of 32, rounded when loaded (CPU)
     draft_vocab_size        the draft model's output is trimmed to its so many lowest (most frequent) ids; lossless
     prompt_lookup_min/max   shortest and longest match, in tokens, of the ngram drafter
-    verification            ``auto`` picks the verifier by proposal and seed, ``standard`` keeps to rejection sampling
+    verification            how drafts are judged. ``auto``: drafts of seeded requests are coupled with the target's own
+                            noise, other sampled drafts judged by block; ``coupled`` couples them for all requests;
+                            ``block`` and ``standard`` (token by token) couple none, so that a seeded answer depends
+                            on the drafter
     """
 
     what: ClassVar[str] = "speculative_config key"

@@ -109,11 +109,26 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one token's place.
+
+    ``rank`` is 1 for the most probable token, ties by lowest id. ``top`` holds (token id, logprob) of the most probable
+    tokens, as many as were asked for and have a chance at all.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class StreamPiece:
     """What one step added to one request.
 
     ``token_texts[i]`` is the text that became certain with ``token_ids[i]`` (empty while a character is
-    incomplete or could still become a stop string); ``text`` is all of it joined. ``sources`` runs beside.
+    incomplete or could still become a stop string); ``text`` is all of it joined. ``sources`` runs beside,
+    and so does ``logprobs`` if they were asked for.
     """
 
     text: str
@@ -121,6 +136,7 @@ class StreamPiece:
     token_texts: tuple[str, ...]
     sources: tuple[TokenSource, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass
@@ -135,11 +151,16 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; None for the model's own end token or the length."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of ``token_ids``; None unless asked for."""
 
 
 @dataclass
 class RequestOutput:
-    """One prompt, its answers and its metrics. ``error`` is set when the request failed."""
+    """One prompt, its answers and its metrics. ``error`` is set when the request, or one of its answers, failed.
+
+    ``prompt_logprobs``, if asked for, has an entry for each prompt token; the first is None, as nothing precedes it.
+    """
 
     request_id: str
     prompt: str | None
@@ -148,3 +169,4 @@ class RequestOutput:
     metrics: RequestMetrics
     finished: bool = True
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from outrider.errors import IntegrityError
-from outrider.outputs import FinishReason, RequestMetrics, TokenSource
+from outrider.outputs import FinishReason, RequestMetrics, TokenLogprobs, TokenSource
 from outrider.sampling_params import SamplingParams
 
 
@@ -38,6 +38,8 @@ class Request:
     status: Status = Status.WAITING
     token_ids: list[int] = field(default_factory=list)
     sources: list[TokenSource] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     drafting_stopped: bool = False
@@ -48,6 +50,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
+        self.prompt_logprobs = [None]
 
     @property
     def num_tokens(self) -> int:
@@ -73,6 +76,12 @@ class Request:
     def finished(self) -> bool:
         """True once it has a ``finish_reason``."""
         return self.status is Status.FINISHED
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Every token that would end the request."""
+        own = frozenset() if self.params.ignore_eos else self.end_token_ids
+        return own | frozenset(self.params.stop_token_ids)
 
     def is_end_token(self, token_id: int) -> bool:
         """True if committing ``token_id`` ends the request; such a token is not part of the text."""

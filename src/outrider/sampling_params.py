@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from outrider._validation import Strict
 from outrider.errors import InvalidRequestError, UserError
 
 DEFAULT_MAX_TOKENS = 256
 
+LogprobsMode = Literal["raw", "processed"]
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+LogitsProcessor = Callable[[tuple[int, ...], Any], Any]
+"""From all tokens so far, prompt first, and a row of logits [vocab] in float64, which it may change, to a new row."""
+
 
 class SamplingParams(Strict):
     """Sampling parameters of one request. Raises ``InvalidRequestError`` naming the field.
 
+    What edits a row of logits, in the order in which it is applied:
+
+    allowed_token_ids   only these tokens may come
+    bad_token_ids       tokens, or sequences of tokens, that may not come
+    bad_words           the same as texts; each is ruled out as it is tokenised alone and after a space
+    logit_bias          {token id: what is added to its logit}, -100 to 100
+    repetition_penalty  logits of tokens in prompt or output are divided by it if positive, else multiplied
+    frequency_penalty   subtracted from a token's logit for each time that the output holds it, -2 to 2
+    presence_penalty    subtracted once from the logit of each token that the output holds, -2 to 2
+    min_tokens          end tokens do not come before so many others, nor is a stop string looked for
+    logits_processors   functions of (all token ids, row [vocab]) that give a row; applied to drafted places too, so
+                        they must depend on nothing else
+
+    What makes the row a law, in order:
+
     temperature   0 is greedy; otherwise logits are divided by it
     top_k         keep the k most probable tokens; 0 or -1 keeps all
     top_p         keep the smallest set of most probable tokens whose mass reaches top_p, 0 < top_p <= 1
+    min_p         keep tokens at least min_p times as probable as the most probable one
+    typical_p     keep the smallest set of tokens of most typical surprisal whose mass reaches typical_p
+
+    The rest:
+
     seed          fixes the answer: the same tokens alone, in a batch, with or without speculation
+    n             so many answers; with a seed, answer 0 is that of n = 1
     max_tokens    at most this many new tokens
     stop          strings that end the text; they are not part of it
     stop_token_ids  ids that end the output, as the model's own end tokens do
     ignore_eos    go on after the model's end tokens (``stop_token_ids`` still end)
+    logprobs      give each token's log-probability, and those of the so many most probable tokens
+    prompt_logprobs  the same for the prompt, always of the model's own law
+    logprobs_mode ``raw``: of the model's own law; ``processed``: of the law that the token was drawn from (greedy
+                  requests: of the edited logits at temperature 1)
     num_speculative_tokens  a cap on the drafted tokens per step of this request; 0 turns speculation off
     """
 
@@ -31,30 +63,58 @@ class SamplingParams(Strict):
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = 0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    typical_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict)
+    allowed_token_ids: Annotated[tuple[TokenId, ...], Field(min_length=1)] | None = None
+    bad_token_ids: tuple[Annotated[tuple[TokenId, ...], Field(min_length=1)], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    n: Annotated[int, Field(ge=1, le=1024)] = 1
     max_tokens: Annotated[int, Field(ge=1)] = DEFAULT_MAX_TOKENS
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
+    logprobs_mode: LogprobsMode = "raw"
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
 
     @classmethod
     def _error(cls, message: str, field: str | None) -> UserError:
         return InvalidRequestError(message, param=field)
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", "bad_words", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         if value is None:
             return ()
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("stop")
+    @field_validator("stop", "bad_words")
     @classmethod
     def _not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not text for text in value):
-            raise ValueError("a stop string must not be empty; leave it out instead")
+            raise ValueError("a string in it must not be empty; leave it out instead")
         return value
+
+    @field_validator("bad_token_ids", mode="before")
+    @classmethod
+    def _sequences(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple((item,) if isinstance(item, int) else item for item in value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SamplingParams:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        return self
 
     @property
     def greedy(self) -> bool:

@@ -106,6 +106,40 @@ def test_one_bad_prompt_refuses_the_call_and_keeps_nothing(llm: LLM, prompts: An
         llm.generate(prompts, GREEDY)
 
 
+def test_several_answers_to_one_prompt(llm: LLM) -> None:
+    prompt = "Once upon a time"
+    params = SamplingParams(seed=3, n=3, max_tokens=10, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    (output, single) = llm.generate([prompt, prompt], [params, params.model_copy(update={"n": 1})])
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    answers = [completion.token_ids for completion in output.outputs]
+    assert answers[0] == single.outputs[0].token_ids, "the first answer is that of n = 1"
+    assert len(set(answers)) == 3
+    assert output.finished
+    assert output.prompt == prompt
+    assert output.prompt_logprobs == single.prompt_logprobs
+    assert all(len(completion.logprobs or ()) == 10 for completion in output.outputs)
+    assert output.metrics.speculative_decoding.num_steps >= single.metrics.speculative_decoding.num_steps
+    assert [c.token_ids for c in llm.generate(prompt, params)[0].outputs] == answers
+    unseeded = llm.generate(prompt, SamplingParams(n=2, max_tokens=10, ignore_eos=True))[0]
+    assert len({completion.token_ids for completion in unseeded.outputs}) == 2
+    with pytest.raises(InvalidRequestError, match="n=2, but a stream has one answer"):
+        llm.stream(prompt, SamplingParams(n=2))
+
+
+def test_bad_words_and_a_broken_processor(llm: LLM) -> None:
+    prompt = "The capital of France is"
+    plain, without = llm.generate([prompt] * 2, [GREEDY, GREEDY.model_copy(update={"bad_words": ("Paris",)})])
+    assert "Paris" in plain.outputs[0].text
+    assert "Paris" not in without.outputs[0].text
+
+    def broken(token_ids: Any, row: Any) -> Any:
+        raise RuntimeError("out of ideas")
+
+    failed, fine = llm.generate([prompt] * 2, [GREEDY.model_copy(update={"logits_processors": (broken,)}), GREEDY])
+    assert "'broken' failed: RuntimeError: out of ideas" in str(failed.error)
+    assert fine.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 

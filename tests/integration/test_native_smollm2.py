@@ -168,6 +168,53 @@ def test_k_changes_no_bit(
     assert [request.output_token_ids for request in requests] == alone[None][:2]
 
 
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "top_k": {"top_k": 12},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.1},
+    "typical_p": {"typical_p": 0.7},
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "frequency_penalty": {"frequency_penalty": 0.8},
+    "presence_penalty": {"presence_penalty": 0.9},
+    "logit_bias": {"logit_bias": {28: 4.0, 260: -5.0, 30: 3.0}},
+    "allowed_token_ids": {"allowed_token_ids": tuple(range(20, 4000))},
+    "bad_token_ids": {"bad_token_ids": (28, 30, (260, 1789))},
+    "min_tokens": {"min_tokens": 14, "ignore_eos": False, "stop_token_ids": (28, 30, 198)},
+    "logits_processors": {"logits_processors": (lambda token_ids, row: row * (1.0 + 0.01 * (len(token_ids) % 7)),)},
+}
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 42}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("parameter", PARAMETERS)
+def test_each_parameter_alone_gives_the_plain_answer_and_logprobs_with_every_drafter(
+    parameter: str, how: dict[str, Any], target: NativeDecoder, draft: NativeDecoder, opened: OpenModel
+) -> None:
+    settings = {
+        "max_tokens": 12,
+        "ignore_eos": True,
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+        **how,
+        **PARAMETERS[parameter],
+    }
+    params, prompts = SamplingParams(**{**settings, "max_tokens": max(12, settings.get("min_tokens", 0))}), PROMPTS[3:5]
+    plain, *others = (
+        run(engine_over(target, opened, make(draft, opened), end_token_ids=frozenset({2})), opened, prompts, params)
+        for make in DRAFTERS.values()
+    )
+    for requests in others:
+        for request, expected in zip(requests, plain, strict=True):
+            assert request.output_token_ids == expected.output_token_ids
+            assert request.logprobs == expected.logprobs, "not the same bits"
+            assert request.prompt_logprobs == expected.prompt_logprobs
+        assert sum(request.metrics.speculative_decoding.num_draft_tokens for request in requests) > 0
+    for request in plain:
+        assert len(request.logprobs) == request.num_output_tokens
+        assert len(request.prompt_logprobs) == len(request.prompt_token_ids)
+        if params.greedy and parameter in ("top_k", "top_p", "min_p", "typical_p"):
+            assert all(entry.rank == 1 for entry in request.logprobs), "the greedy token is the most probable one"
+
+
 def test_several_tokens_on_a_filled_cache_are_the_bits_of_single_steps(
     variant: str, target: NativeDecoder, opened: OpenModel
 ) -> None:

@@ -6,25 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.audit.enumerate import enumerate_outcomes
-from outrider.sampling.law import law
 from outrider.sampling.noise import Noise, Purpose, Weights
+from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult
+from outrider.verification.block import verify_block
 from outrider.verification.match import sampled_tokens, verify_match
 from outrider.verification.standard import verify_standard
 
+Asked = ParamSpec("Asked")
 Tokens = tuple[int, ...]
 DraftLaw = Callable[[Tokens], Weights]
 Drafting = Literal["sampled", "point mass", "coupled"]
 """Drafts drawn from a law with DRAFT noise; the most probable ones; drawn with the target's own noise."""
-Verifier = Literal["standard", "match"]
+Verifier = Literal["standard", "block", "match"]
 
 PROMPT: Tokens = (0, 1)
 
@@ -99,19 +101,40 @@ def draft_tokens(request: DraftRequest, noise: Noise) -> Proposal:
 
 
 Drafter = Callable[[DraftRequest, Noise], Proposal]
-StandardVerifier = Callable[[Proposal, TargetLaw, Noise, int], VerifyResult]
+LawVerifier = Callable[[Proposal, TargetLaw, Noise, int], VerifyResult]
 MatchVerifier = Callable[[Sequence[int], TargetToken], VerifyResult]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row of logits stands: after ``context``, which begins with ``PROMPT``, ``num_drafted`` of it drafted."""
+
+    context: Tokens
+    num_drafted: int = 0
+    end_token_ids: frozenset[int] = frozenset()
+
+
+def law_at(logits: Weights, params: SamplingParams, place: Place) -> Weights:
+    """The law [vocab] of the token at ``place``, as the engine makes it."""
+    request_law = RequestLaw(params, PROMPT, vocab_size=len(logits), end_token_ids=place.end_token_ids)
+    committed = len(place.context) - place.num_drafted
+    return request_law.probs(logits, place.context[:committed], place.context[committed:])
+
+
+PlaceLaw = Callable[[Weights, SamplingParams, Place], Weights]
 
 
 @dataclass(frozen=True)
 class Build:
     """The parts under audit. The defaults are the real ones; a mutation replaces one of them."""
 
-    law: Callable[[Weights, SamplingParams], Weights] = law
+    law: PlaceLaw = law_at
     draft: Drafter = draft_tokens
-    standard: StandardVerifier = verify_standard
+    standard: LawVerifier = verify_standard
+    block: LawVerifier = verify_block
     match: MatchVerifier = verify_match
     target_tokens: Callable[[TargetLaw, Noise, int], TargetToken] = sampled_tokens
+    at_step: Callable[[Noise, int], Noise] = lambda noise, start: noise.at_step(start)
 
 
 @dataclass(frozen=True)
@@ -156,7 +179,7 @@ class Case:
         Strings are cut at an end token. The expected law comes from the oracle, from the logits on.
         """
         target, draft = self.models()
-        table = _remembered(lambda context: oracle.processed_law(target.logits(context), self.target_params))
+        table = _remembered(lambda context: self.oracle_law(target, self.target_params, context))
         emitted_law: dict[Tokens, float] = {}
         for emitted, probability in self._reached(build, target, draft).items():
             rest_law = oracle.plain_law(table, PROMPT + emitted, self._room(emitted), self.end_token_ids)
@@ -166,26 +189,61 @@ class Case:
         expected = oracle.plain_law(table, PROMPT, self.num_drafts + 1, self.end_token_ids)
         return oracle.total_variation(emitted_law, expected)
 
-    def _reached(self, build: Build, target: TableModel, draft: TableModel) -> dict[Tokens, float]:
-        """The law of what one step emits, or with ``repeat`` of what the steps to the horizon emit."""
-        target_law = _remembered(lambda context: build.law(target.logits(context), self.target_params))
-        draft_law = _remembered(lambda context: build.law(draft.logits(context), self.draft_params))
-        soft_draft_law = _remembered(lambda context: build.law(draft.logits(context), SamplingParams()))
+    def oracle_law(self, model: TableModel, params: SamplingParams, context: Tokens) -> Weights:
+        """The law of the token after ``context`` by the oracle's formulas."""
+        output = context[len(PROMPT) :]
+        logits = oracle.edited_logits(model.logits(context), params, PROMPT, output, self.end_token_ids)
+        return oracle.processed_law(logits, params)
 
-        def step(context: Tokens, room: int, noise: Noise) -> Tokens:
+    def expected_accepted(self, build: Build) -> float:
+        """The expected number of drafts that the first step accepts, end tokens aside."""
+        step = self._stepper(build, *self.models())
+        room = self.num_drafts + 1
+        outcomes = enumerate_outcomes(lambda noise: len(step(PROMPT, room, noise)) - 1)
+        return sum(probability * accepted for probability, accepted in outcomes)
+
+    def _stepper(self, build: Build, target: TableModel, draft: TableModel) -> Callable[[Tokens, int, Noise], Tokens]:
+        """The decode step: from context, room and noise to what is emitted, one token more than is accepted."""
+
+        def law_of(model: TableModel, params: SamplingParams) -> Callable[[Tokens, int], Weights]:
+            return lambda context, num_drafted: build.law(
+                model.logits(context), params, Place(context, num_drafted, self.end_token_ids)
+            )
+
+        target_law = _remembered(law_of(target, self.target_params))
+        draft_law = _remembered(law_of(draft, self.draft_params))
+        soft_draft_law = _remembered(law_of(draft, SamplingParams()))
+
+        def step(context: Tokens, room: int, whole_noise: Noise) -> Tokens:
             position = len(context)
+            noise = build.at_step(whole_noise, position)
+
+            def after(law: Callable[[Tokens, int], Weights]) -> DraftLaw:
+                return lambda longer: law(longer, len(longer) - position)
+
             proposal = build.draft(
-                DraftRequest(self.drafting, draft_law, soft_draft_law, context, room - 1, self.stop_below), noise
+                DraftRequest(
+                    self.drafting, after(draft_law), after(soft_draft_law), context, room - 1, self.stop_below
+                ),
+                noise,
             )
 
             def row(place: int) -> Weights:
-                return target_law(context + proposal.token_ids[:place])
+                return target_law(context + proposal.token_ids[:place], place)
 
             if self.verifier == "standard":
                 result = build.standard(proposal, row, noise, position)
+            elif self.verifier == "block":
+                result = build.block(proposal, row, noise, position)
             else:
                 result = build.match(proposal.token_ids, build.target_tokens(row, noise, position))
             return (*proposal.token_ids[: result.num_accepted], result.token_id)
+
+        return step
+
+    def _reached(self, build: Build, target: TableModel, draft: TableModel) -> dict[Tokens, float]:
+        """The law of what one step emits, or with ``repeat`` of what the steps to the horizon emit."""
+        step = self._stepper(build, target, draft)
 
         def decode(noise: Noise) -> Tokens:
             emitted: Tokens = ()
@@ -217,26 +275,41 @@ def _models(vocab_size: int, seed: int, zeros: float, draft_is_target: bool) -> 
     return target, TableModel(vocab_size, 2 * seed + 1, zeros=zeros, other=target, mix=0.3)
 
 
-def _remembered(table: Callable[[Tokens], Weights]) -> Callable[[Tokens], Weights]:
-    """``table``, asked at most once per context."""
-    rows: dict[Tokens, Weights] = {}
+def _remembered(table: Callable[Asked, Weights]) -> Callable[Asked, Weights]:
+    """``table``, asked at most once per question."""
+    rows: dict[tuple[Any, ...], Weights] = {}
 
-    def remembered(context: Tokens) -> Weights:
-        if context not in rows:
-            rows[context] = table(context)
-        return rows[context]
+    def remembered(*args: Asked.args, **kwargs: Asked.kwargs) -> Weights:
+        if args not in rows:
+            rows[args] = table(*args, **kwargs)
+        return rows[args]
 
     return remembered
+
+
+def _alike(params: SamplingParams) -> dict[str, Any]:
+    return {"target_params": params, "draft_params": params}
+
+
+def _dislike_repeats(token_ids: Tokens, row: Weights) -> Weights:
+    """A custom processor: the last two tokens are less welcome."""
+    for token_id in token_ids[-2:]:
+        row[token_id] -= 1.0
+    return row
 
 
 _WAYS: tuple[tuple[Verifier, Drafting], ...] = (
     ("standard", "sampled"),
     ("standard", "point mass"),
+    ("block", "sampled"),
     ("match", "point mass"),
     ("match", "coupled"),
 )
 _SHAPES = ((3, 0), (3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2), (3, 3), (4, 3), (5, 3))
 _TRUNCATED = SamplingParams(temperature=0.7, top_k=3, top_p=0.85)
+_BIASED = SamplingParams(logit_bias={0: 1.5, 2: -1.0}, bad_token_ids=((1, 2), (0, 0)))
+_PENALISED = SamplingParams(repetition_penalty=1.6, frequency_penalty=0.9, presence_penalty=-0.7)
+_FEW_DRAFTS = ((3, 1), (4, 1), (3, 2), (4, 2), (3, 3))
 _TRAITS: dict[str, dict[str, Any]] = {
     "context-dependent laws": {},
     "zeros in both laws": {"zeros": 0.35},
@@ -258,6 +331,33 @@ _TRAITS: dict[str, dict[str, Any]] = {
         "repeat": True,
     },
 }
+_PARAMETER_TRAITS: dict[str, dict[str, Any]] = {
+    "min-p": _alike(SamplingParams(temperature=1.2, min_p=0.25)),
+    "typical": _alike(SamplingParams(typical_p=0.7)),
+    "logit bias and bad sequences": _alike(_BIASED),
+    "allowed tokens": _alike(SamplingParams(allowed_token_ids=(0, 2))),
+    "penalties": _alike(_PENALISED),
+    "penalties, several steps": {**_alike(_PENALISED), "repeat": True},
+    "min_tokens": {**_alike(SamplingParams(min_tokens=2)), "end_token_ids": frozenset({1})},
+    "parameters together": {
+        **_alike(
+            SamplingParams(
+                temperature=0.8,
+                top_k=3,
+                min_p=0.05,
+                repetition_penalty=1.3,
+                presence_penalty=0.4,
+                logit_bias={1: 0.7},
+                min_tokens=1,
+            )
+        ),
+        "stop_below": 0.3,
+        "end_token_ids": frozenset({2}),
+        "repeat": True,
+    },
+    "custom processor": _alike(SamplingParams(logits_processors=(_dislike_repeats,))),
+}
+"""One parameter or one kind of them at a time, in the shapes of ``_FEW_DRAFTS`` only."""
 _REPEAT_WITHIN = 3**4
 """Strings to the horizon beyond which ``repeat`` would take too long; other shapes leave those traits out."""
 
@@ -265,7 +365,7 @@ _REPEAT_WITHIN = 3**4
 def all_cases() -> Iterator[Case]:
     """The grid: ways to draft and verify x (vocabulary, K) x traits; the models differ by the last two."""
     for verifier, drafting in _WAYS:
-        grid = product(_SHAPES, _TRAITS.items())
+        grid = [*product(_SHAPES, _TRAITS.items()), *product(_FEW_DRAFTS, _PARAMETER_TRAITS.items())]
         for seed, ((vocab_size, num_drafts), (trait, settings)) in enumerate(grid):
             case = Case(trait, vocab_size, num_drafts, verifier, drafting, seed=seed, **settings)
             if not case.repeat or case.num_strings <= _REPEAT_WITHIN:

@@ -1,6 +1,6 @@
 """Noise that takes every value: laws of random procedures computed exactly by running them along every branch.
 
-``EnumeratingNoise`` keeps, for each key (position, purpose), the interval in which that key's one uniform number
+``EnumeratingNoise`` keeps, for each key (position, purpose, step), the interval in which that key's one uniform number
 still lies. A comparison or a draw splits the interval, each part being a branch of conditional probability
 part / whole; the branch taken narrows it. So noise used twice is one number used twice, and a verifier that shares
 noise where it must not gets a wrong law rather than a lucky one.
@@ -15,10 +15,10 @@ from math import inf
 from typing import TypeVar
 
 from outrider.errors import IntegrityError
-from outrider.sampling.noise import Purpose, Weights
+from outrider.sampling.noise import STEP_PURPOSES, Purpose, Weights
 
 Result = TypeVar("Result")
-Key = tuple[int, Purpose]
+Key = tuple[int, Purpose, int | None]
 
 
 @dataclass
@@ -41,11 +41,15 @@ class EnumeratingNoise:
         self._intervals: dict[Key, tuple[float, float]] = {}
         self.probability = 1.0
 
-    def uniform(self, position: int, purpose: Purpose) -> SymbolicUniform:
-        """The uniform number of this key, not yet settled further than earlier questions settled it."""
-        return SymbolicUniform(self, (position, purpose))
+    def at_step(self, start: int) -> StepNoise:
+        """This noise for the step whose first new token stands at ``start``."""
+        return StepNoise(self, start)
 
-    def draw(self, weights: Weights, position: int, purpose: Purpose) -> int:
+    def uniform(self, position: int, purpose: Purpose, step: int | None = None) -> SymbolicUniform:
+        """The uniform number of this key, not yet settled further than earlier questions settled it."""
+        return SymbolicUniform(self, (position, purpose, step))
+
+    def draw(self, weights: Weights, position: int, purpose: Purpose, step: int | None = None) -> int:
         """An index of positive weight: the one whose share of (0, 1) the key's uniform number falls into.
 
         Raises ``ValueError`` if ``weights`` [vocab] are negative or have no positive finite sum.
@@ -56,7 +60,7 @@ class EnumeratingNoise:
         if not 0.0 < total < inf or min(values) < 0.0:
             raise ValueError(f"cannot draw: weights must be non-negative with a positive finite sum, not {total!r}")
         edges = [0.0, *(mass / total for mass in cumulative)]
-        return self.split((position, purpose), edges)
+        return self.split((position, purpose, step), edges)
 
     def split(self, key: Key, edges: Sequence[float]) -> int:
         """The index i of the part [edges[i], edges[i+1]) that holds the key's number, after branching over all."""
@@ -76,6 +80,29 @@ class EnumeratingNoise:
             raise IntegrityError("an enumerated procedure took another course when run again; it must be deterministic")
         self._depth += 1
         return branch.options[branch.taken]
+
+
+@dataclass(frozen=True)
+class StepNoise:
+    """``noise`` with ``STEP_PURPOSES`` keyed by the step that begins at ``start``."""
+
+    noise: EnumeratingNoise
+    start: int
+
+    def at_step(self, start: int) -> StepNoise:
+        """The same for another step."""
+        return StepNoise(self.noise, start)
+
+    def uniform(self, position: int, purpose: Purpose) -> SymbolicUniform:
+        """The uniform number of this key."""
+        return self.noise.uniform(position, purpose, self._step(purpose))
+
+    def draw(self, weights: Weights, position: int, purpose: Purpose) -> int:
+        """An index drawn by ``weights`` [vocab]."""
+        return self.noise.draw(weights, position, purpose, self._step(purpose))
+
+    def _step(self, purpose: Purpose) -> int | None:
+        return self.start if purpose in STEP_PURPOSES else None
 
 
 class SymbolicUniform:

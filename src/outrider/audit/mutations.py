@@ -11,19 +11,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.audit.cases import (
+    PROMPT,
     Build,
     Drafter,
     Drafting,
     DraftRequest,
+    LawVerifier,
     MatchVerifier,
-    StandardVerifier,
+    Place,
+    PlaceLaw,
     Verifier,
     draft_tokens,
+    law_at,
 )
 from outrider.sampling.law import law
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult
+from outrider.verification.block import excess
 from outrider.verification.match import verify_match
 from outrider.verification.standard import residual, verify_standard
 
@@ -86,7 +91,7 @@ def faulty_standard(
     replacement: Replacement = residual,
     recover_with: Purpose = Purpose.RECOVER,
     reuse_for_bonus: bool = False,
-) -> StandardVerifier:
+) -> LawVerifier:
     """``verify_standard`` for sampled proposals, with one mistake per argument and none by default.
 
     ``row_shift`` and ``bonus_shift`` move the target rows of drafts and of the bonus token; ``reuse_for_bonus`` draws
@@ -127,6 +132,46 @@ def _most_probable(target_probs: Weights, draft_probs: Weights) -> Weights:
     return np.asarray(np.arange(weights.size) == np.argmax(weights), dtype=np.float64)
 
 
+# --- block verification -----------------------------------------------------------------------------------------
+
+
+def faulty_block(
+    *,
+    capped: bool = True,
+    stop_at_failure: bool = False,
+    accept_with_reach: bool = False,
+    reach_of_residual: bool = True,
+    one_uniform: bool = False,
+) -> LawVerifier:
+    """``verify_block`` for sampled proposals, with one mistake per argument and none by default."""
+
+    def verify(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
+        num_drafts = len(proposal)
+        if proposal.probs is None or num_drafts == 0:
+            return verify_standard(proposal, target_law, noise, position)
+        reach, accepted, reach_there = 1.0, 0, 1.0
+        for place, (token_id, draft_probs) in enumerate(zip(proposal.token_ids, proposal.probs, strict=True), start=1):
+            reach *= float(target_law(place - 1)[token_id]) / float(draft_probs[token_id])
+            reach = min(1.0, reach) if capped else reach
+            scale, bound = 1.0, reach
+            if place < num_drafts and not accept_with_reach:
+                bound = float(excess(target_law(place), proposal.probs[place], reach).sum())
+                scale = bound + 1.0 - reach
+            where = position if one_uniform else position + place - 1
+            if (bound > 0.0 and bound >= scale) or noise.uniform(where, Purpose.ACCEPT) * scale < bound:
+                accepted, reach_there = place, reach
+            elif stop_at_failure:
+                break
+        if accepted == num_drafts:
+            return VerifyResult(accepted, noise.draw(target_law(accepted), position + accepted, Purpose.BONUS), "bonus")
+        factor = reach_there if reach_of_residual else 1.0
+        weights = excess(target_law(accepted), proposal.probs[accepted], factor)
+        weights = weights if weights.any() else target_law(accepted)
+        return VerifyResult(accepted, noise.draw(weights, position + accepted, Purpose.RECOVER), "recovered")
+
+    return verify
+
+
 # --- sample-and-match -------------------------------------------------------------------------------------------
 
 
@@ -149,25 +194,43 @@ def _match_one_noise(target_law: TargetLaw, noise: Noise, position: int) -> Targ
 # --- the law ----------------------------------------------------------------------------------------------------
 
 
-def _top_p_without_crossing_token(logits: Weights, params: SamplingParams) -> Weights:
-    kept = law(logits, params)
+def _top_p_without_crossing_token(logits: Weights, params: SamplingParams, place: Place) -> Weights:
+    kept = law_at(logits, params, place)
     if params.greedy or params.top_p == 1.0 or np.count_nonzero(kept) == 1:
         return kept
     kept[np.argmin(np.where(kept > 0.0, kept, np.inf))] = 0.0
     return np.asarray(kept / kept.sum())
 
 
-def _temperature_last(logits: Weights, params: SamplingParams) -> Weights:
+def _temperature_last(logits: Weights, params: SamplingParams, place: Place) -> Weights:
     truncated = law(logits, SamplingParams(top_k=params.top_k, top_p=params.top_p))
     masked = np.where(truncated > 0.0, logits, -np.inf)
     return law(masked, SamplingParams(temperature=params.temperature))
 
 
+def _history_without_last_token(logits: Weights, params: SamplingParams, place: Place) -> Weights:
+    shorter = max(len(place.context) - 1, len(PROMPT))
+    return law_at(logits, params, replace(place, context=place.context[:shorter], num_drafted=0))
+
+
+def _history_without_drafts(logits: Weights, params: SamplingParams, place: Place) -> Weights:
+    committed = len(place.context) - place.num_drafted
+    return law_at(logits, params, replace(place, context=place.context[:committed], num_drafted=0))
+
+
+def _without(**defaults: float) -> PlaceLaw:
+    return lambda logits, params, place: law_at(logits, params.model_copy(update=defaults), place)
+
+
 # --- all of them ------------------------------------------------------------------------------------------------
 
 
-def _standard(name: str, description: str, verifier: StandardVerifier) -> Mutation:
+def _standard(name: str, description: str, verifier: LawVerifier) -> Mutation:
     return Mutation(name, description, "standard", "sampled", lambda build: replace(build, standard=verifier))
+
+
+def _block(name: str, description: str, verifier: LawVerifier) -> Mutation:
+    return Mutation(name, description, "block", "sampled", lambda build: replace(build, block=verifier))
 
 
 def _draft(name: str, description: str, drafter: Drafter) -> Mutation:
@@ -178,7 +241,7 @@ def _match(name: str, description: str, verifier: MatchVerifier) -> Mutation:
     return Mutation(name, description, "match", "point mass", lambda build: replace(build, match=verifier))
 
 
-def _law(name: str, description: str, faulty: Callable[[Weights, SamplingParams], Weights]) -> Mutation:
+def _law(name: str, description: str, faulty: PlaceLaw) -> Mutation:
     return Mutation(name, description, "match", "point mass", lambda build: replace(build, law=faulty))
 
 
@@ -254,6 +317,34 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the bonus token drawn from the law at the last draft's place",
         faulty_standard(bonus_shift=-1),
     ),
+    _block("block: no cap", "p_i = p_(i-1) P/Q without the cut at 1", faulty_block(capped=False)),
+    _block(
+        "block: stopped at the first failure",
+        "prefixes longer than the first that fails are not considered",
+        faulty_block(stop_at_failure=True),
+    ),
+    _block(
+        "block: every prefix accepted with p_i",
+        "h_i = p_i for all prefixes instead of D_i / (D_i + 1 - p_i)",
+        faulty_block(accept_with_reach=True),
+    ),
+    _block(
+        "block: residual of a single token",
+        "after tau drafts drawn from (P - Q)+ instead of (p_tau P - Q)+",
+        faulty_block(reach_of_residual=False),
+    ),
+    _block(
+        "block: one noise for all prefixes",
+        "all prefixes of a step judged with one uniform number",
+        faulty_block(one_uniform=True),
+    ),
+    Mutation(
+        "block: noise of discarded drafts reused",
+        "noise for drafts and acceptance keyed by position alone, so that the next step meets it again",
+        "block",
+        "sampled",
+        lambda build: replace(build, at_step=lambda noise, start: noise),
+    ),
     _match("matched against the next row", "each draft compared with the token of the place after it", _match_next_row),
     _match("matches not checked", "drafts emitted without comparing them", _match_accept_all),
     _match(
@@ -274,4 +365,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         _top_p_without_crossing_token,
     ),
     _law("temperature after truncation", "top-k and top-p before temperature", _temperature_last),
+    _law("history one token behind", "penalties that miss the latest token", _history_without_last_token),
+    _law("history without the drafts", "penalties that see only what was committed", _history_without_drafts),
+    _law("min_tokens forgotten", "end tokens that may come at once", _without(min_tokens=0)),
+    _law("min-p forgotten", "tokens below min_p that may come", _without(min_p=0.0)),
 )

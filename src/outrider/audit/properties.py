@@ -39,6 +39,10 @@ class FixedNoise:
     u: float
     drawn: list[tuple[Purpose, Weights]] = field(default_factory=list)
 
+    def at_step(self, start: int) -> FixedNoise:
+        """The same, whatever the step."""
+        return self
+
     def uniform(self, position: int, purpose: Purpose) -> float:
         """``u``, whatever the key."""
         return self.u

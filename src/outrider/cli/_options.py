@@ -17,6 +17,13 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Generate at most t
 Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the most probable token each time.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the most probable tokens up to this mass.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep this many most probable tokens; 0 keeps all.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens this share as probable as the most probable.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option("--repetition-penalty", help="Above 1, tokens in prompt or output become less likely.")
+]
+Logprobs = Annotated[
+    int | None, typer.Option("--logprobs", help="With --json: log-probabilities, and those of the N most probable.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Fixes the answer, with or without speculation.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; may be repeated.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")]

@@ -21,6 +21,8 @@ def chat(
     temperature: options.Temperature = 0.7,
     top_p: options.TopP = 0.95,
     top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
     seed: options.Seed = None,
     speculative_config: options.Speculative = "auto",
     draft_model: options.DraftModel = None,
@@ -33,7 +35,13 @@ def chat(
 ) -> None:
     """Talk to a model. An empty line or Ctrl-D ends; /reset forgets the conversation."""
     params = options.sampling_params(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
     )
     speculative = options.speculative_dict(speculative_config, draft_model, num_speculative_tokens)
     llm = options.load(model, speculative, dtype=dtype, quantization=quantization, backend=backend, device=device)

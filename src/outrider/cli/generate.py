@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,9 @@ def generate(
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
     top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    logprobs: options.Logprobs = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
@@ -42,6 +46,9 @@ def generate(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        logprobs=logprobs,
         seed=seed,
         stop=stop,
         ignore_eos=ignore_eos,
@@ -93,6 +100,7 @@ def run(llm: LLM, prompt: str, params: SamplingParams, *, show: bool) -> dict[st
     return {
         "text": completion.text,
         "token_ids": list(completion.token_ids),
+        "logprobs": None if completion.logprobs is None else [asdict(each) for each in completion.logprobs],
         "sources": list(completion.sources),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from outrider.request import Request
 from outrider.sampling.noise import Noise
+from outrider.sampling.request_law import RequestLaw
 from outrider.verification.base import Proposal
 
 __all__ = ["DraftRequest", "Drafter", "Proposal"]
@@ -20,11 +21,15 @@ __all__ = ["DraftRequest", "Drafter", "Proposal"]
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """One request to draft for: at most ``max_tokens`` >= 1 tokens, to follow ``request.token_ids``."""
+    """One request to draft for: at most ``max_tokens`` >= 1 tokens, to follow ``request.token_ids``.
+
+    ``noise`` is that of this step; ``law`` makes logits the law that the request asks for.
+    """
 
     request: Request
     max_tokens: int
     noise: Noise
+    law: RequestLaw
 
 
 class Drafter(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -12,8 +13,11 @@ from outrider.drafters.base import DraftRequest, Proposal
 from outrider.ops.native import max_and_argmax
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
-from outrider.sampling.law import law
+from outrider.sampling.law import greedy_token, law
 from outrider.sampling.noise import Purpose, Weights
+
+Coupled = Literal["none", "seeded", "all"]
+"""Which requests get drafts drawn with the target's own noise."""
 
 
 @dataclass
@@ -24,10 +28,12 @@ class _Draft:
     point_mass: bool
     token_ids: list[int] = field(default_factory=list)
     probs: list[Weights] = field(default_factory=list)
+    stuck: bool = False
+    """Of what the request allows here, the draft knows no token."""
 
     @property
     def done(self) -> bool:
-        return len(self.token_ids) >= self.entry.max_tokens
+        return self.stuck or len(self.token_ids) >= self.entry.max_tokens
 
     def proposal(self) -> Proposal:
         return Proposal(tuple(self.token_ids), None if self.point_mass else tuple(self.probs))
@@ -36,9 +42,9 @@ class _Draft:
 class DraftModelDrafter:
     """Drafts token by token, all requests of the batch in one pass per token.
 
-    Greedy requests get the argmax and, with ``couple_seeds``, seeded ones the token that the target's own noise
-    would choose under the draft's law: both are point masses, and a seeded answer does not depend on the draft
-    (arXiv 2408.07978). All others get a sample with its law.
+    Greedy requests get the argmax and ``coupled`` ones the token that the target's own noise would choose under the
+    draft's law: both are point masses, and the answer does not depend on the draft (arXiv 2408.07978). All others get a
+    sample with its law.
 
     ``num_computed`` of a request counts the committed tokens that have K/V here. After a step whose K drafts were all
     accepted the last draft was never fed, so the cache is one token behind; after steps without drafts it is further
@@ -53,7 +59,7 @@ class DraftModelDrafter:
         *,
         target_vocab_size: int,
         max_num_batched_tokens: int,
-        couple_seeds: bool = True,
+        coupled: Coupled = "seeded",
         token_ids: Sequence[int] | None = None,
     ) -> None:
         """``token_ids`` are the tokens that the rows of a trimmed output stand for; without, row i is token i."""
@@ -62,7 +68,7 @@ class DraftModelDrafter:
         self._runner = runner
         self._vocab_size = target_vocab_size
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._couple_seeds = couple_seeds
+        self._coupled = coupled
         self._num_computed: dict[str, int] = {}
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
@@ -107,8 +113,8 @@ class DraftModelDrafter:
         if not self._runner.kv.allocate(request.request_id, request.num_tokens + wanted - 1):
             return None
         params = request.params
-        coupled = self._couple_seeds and params.seed is not None
-        return _Draft(DraftRequest(request, wanted, entry.noise), point_mass=params.greedy or coupled)
+        coupled = self._coupled == "all" or (self._coupled == "seeded" and params.seed is not None)
+        return _Draft(replace(entry, max_tokens=wanted), point_mass=params.greedy or coupled)
 
     def _catch_up(self, drafts: Sequence[_Draft]) -> list[Tensor]:
         """Feed every committed token not computed yet, in passes of bounded size; logits after the last of each."""
@@ -137,13 +143,31 @@ class DraftModelDrafter:
         """Draw one more token from ``logits`` [1, draft vocab]."""
         request, noise = draft.entry.request, draft.entry.noise
         row = logits[:, : len(self._token_ids)]
-        if request.params.greedy:
+        if request.params.greedy and not draft.entry.law.edits:
             draft.token_ids.append(int(self._token_ids[int(max_and_argmax(row)[1])]))
             return
-        probs = np.zeros(self._vocab_size, dtype=np.float64)
-        probs[self._token_ids] = law(row[0].double().cpu().numpy(), request.params)
+        scores = row[0].double().cpu().numpy()
+        if draft.entry.law.edits:
+            edited = self._edited(draft, scores)
+            # Settled before anything is drawn here, so that ending the proposal does not depend on what would be drawn.
+            draft.stuck = bool(np.isneginf(edited).all())
+            if draft.stuck:
+                return
+            if request.params.greedy:
+                draft.token_ids.append(greedy_token(edited))
+                return
+            probs = law(edited, request.params)
+        else:
+            probs = np.zeros(self._vocab_size, dtype=np.float64)
+            probs[self._token_ids] = law(scores, request.params)
         position = request.num_tokens + len(draft.token_ids)
         purpose = Purpose.TARGET if draft.point_mass else Purpose.DRAFT
         draft.token_ids.append(noise.draw(probs, position, purpose))
         if not draft.point_mass:
             draft.probs.append(probs)
+
+    def _edited(self, draft: _Draft, scores: Weights) -> Weights:
+        """Logits [target vocab] at this place, as the request edits them; tokens unknown to the draft are out."""
+        logits = np.full(self._vocab_size, -np.inf)
+        logits[self._token_ids] = scores
+        return draft.entry.law.edited(logits, draft.entry.request.token_ids, draft.token_ids)

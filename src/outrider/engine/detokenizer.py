@@ -38,9 +38,16 @@ class Detokenizer:
         """All text that is certain."""
         return "".join(self.token_texts)
 
-    def push(self, token_id: int, *, hidden: bool = False) -> str | None:
-        """Add one token; return the stop string if the text now holds one. A ``hidden`` token adds no text."""
+    def push(self, token_id: int, *, hidden: bool = False, may_stop: bool = True) -> str | None:
+        """Add one token; return the stop string if the text now holds one.
+
+        A ``hidden`` token adds no text. Unless it ``may_stop`` here, text up to this token is no part of a stop string.
+        """
         self._held += "" if hidden else self._stream.step(token_id)
+        if not may_stop:
+            self.token_texts.append(self._held)
+            self._held = ""
+            return None
         found = [(place, s) for s in self._stop if (place := self._held.find(s)) >= 0]
         if found:
             place, stop_string = min(found)

@@ -19,6 +19,7 @@ from outrider.outputs import CompletionOutput, FinishReason, RequestOutput, Stre
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.noise import Noise
+from outrider.sampling.request_law import RequestLaw
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.scheduler import Scheduler
@@ -27,14 +28,15 @@ from outrider.verification.base import Proposal, VerifyResult
 
 logger = logging.getLogger(__name__)
 
-Verify = Callable[[Request, Proposal, Tensor, Noise], VerifyResult]
+Verify = Callable[[Request, Proposal, Tensor, Noise, RequestLaw], VerifyResult]
 
 
 class Engine:
     """Any number of requests in one batch, each at its own place.
 
     ``speculation`` says which drafter is at work, or why none is. ``verify_with`` and ``noise_for`` are there for
-    audits, which swap in faulty verifiers and noise that enumerates.
+    audits, which swap in faulty verifiers and noise that enumerates. ``encode`` turns the words of ``bad_words`` into
+    tokens.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Engine:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         end_token_ids: frozenset[int] = frozenset(),
+        encode: Callable[[str], Sequence[int]] | None = None,
         seed: int | None = None,
         speculation: str = "",
         verify_with: Verify = verify,
@@ -63,12 +66,14 @@ class Engine:
         self.verify = verify_with
         self.speculation = speculation or ("inactive: no drafter" if drafter is None else drafter.name)
         self._new_stream = new_stream
+        self._encode = encode
         self._noise_for = noise_for
         self._end_token_ids = end_token_ids
         self._seeds = random.Random(seed)
         self._arrivals = itertools.count()
         self._requests: dict[str, Request] = {}
         self._noises: dict[str, Noise] = {}
+        self._laws: dict[str, RequestLaw] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
 
     @property
@@ -80,6 +85,10 @@ class Engine:
         """Queue a request. Raises ``InvalidRequestError`` if it can not be served; nothing is kept then."""
         if request_id in self._requests:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another", param="request_id")
+        if params.n != 1:
+            raise InvalidRequestError(
+                f"n={params.n}, but a request has one answer; add one request for each", param="n"
+            )
         self.check_prompt(prompt_token_ids)
         request = Request(
             request_id=request_id,
@@ -90,12 +99,20 @@ class Engine:
             end_token_ids=self._end_token_ids,
             arrival=next(self._arrivals),
         )
+        law = RequestLaw(
+            params,
+            prompt_token_ids,
+            vocab_size=self.vocab_size,
+            end_token_ids=request.ending_token_ids,
+            bad_sequences=self._bad_sequences(params.bad_words),
+        )
         request.metrics.arrival_time = time.monotonic()
         request.metrics.speculation = self.speculation
         if self.drafter is not None and params.num_speculative_tokens == 0:
             request.metrics.speculation = "inactive: num_speculative_tokens=0 in this request"
         self._requests[request_id] = request
         self._noises[request_id] = self._noise_for(request.noise_seed)
+        self._laws[request_id] = law
         self._detokenizers[request_id] = Detokenizer(self._new_stream(), params.stop)
         self.scheduler.add(request)
         return request
@@ -115,6 +132,13 @@ class Engine:
                 raise InvalidRequestError(
                     f"prompt token {place} is {token_id}, but ids go from 0 to {self.vocab_size - 1}", param="prompt"
                 )
+
+    def _bad_sequences(self, words: Sequence[str]) -> list[Sequence[int]]:
+        """The tokens of each word at the beginning of a text, and after a space."""
+        if words and self._encode is None:
+            raise InvalidRequestError("bad_words need a tokenizer; give bad_token_ids instead", param="bad_words")
+        texts = [text for word in words for text in (word, f" {word.lstrip()}")]
+        return [] if self._encode is None else [ids for text in texts if (ids := self._encode(text))]
 
     def step(self) -> list[tuple[Request, StreamPiece]]:
         """Advance every scheduled request once; return what each one that gained tokens, or ended, gained."""
@@ -140,10 +164,12 @@ class Engine:
             sources=tuple(request.sources),
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            logprobs=None if request.params.logprobs is None else tuple(request.logprobs),
         )
         if request.finished:
             del self._requests[request_id], self._detokenizers[request_id]
             self._noises.pop(request_id, None)
+            self._laws.pop(request_id, None)
         return RequestOutput(
             request_id=request_id,
             prompt=prompt,
@@ -152,15 +178,24 @@ class Engine:
             metrics=request.metrics,
             finished=request.finished,
             error=request.error,
+            prompt_logprobs=None if request.params.prompt_logprobs is None else tuple(request.prompt_logprobs),
         )
 
     def noise(self, request: Request) -> Noise:
-        """The request's own randomness."""
-        return self._noises[request.request_id]
+        """The request's own randomness in its coming step."""
+        return self._noises[request.request_id].at_step(request.num_tokens)
+
+    def law(self, request: Request) -> RequestLaw:
+        """The request's law at any of its places."""
+        return self._laws[request.request_id]
 
     def detokenize(self, request: Request, token_id: int) -> str | None:
         """Add one token to the request's text; return the stop string that it completes, if any."""
-        return self._detokenizers[request.request_id].push(token_id, hidden=request.is_end_token(token_id))
+        return self._detokenizers[request.request_id].push(
+            token_id,
+            hidden=request.is_end_token(token_id),
+            may_stop=request.num_output_tokens + 1 >= request.params.min_tokens,
+        )
 
     def piece(self, request: Request, appended: int) -> StreamPiece:
         """What the last ``appended`` tokens of ``request`` added; closes its text if it has ended."""
@@ -174,6 +209,7 @@ class Engine:
             token_texts=texts,
             sources=tuple(request.sources[first:]),
             finish_reason=request.finish_reason,
+            logprobs=None if request.params.logprobs is None else tuple(request.logprobs[first:]),
         )
 
     def fail(self, request: Request, problem: str) -> tuple[Request, StreamPiece]:

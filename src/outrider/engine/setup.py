@@ -9,9 +9,9 @@ from functools import partial
 import psutil
 import torch
 
-from outrider.config import EngineConfig, SpeculativeConfig
+from outrider.config import EngineConfig, SpeculativeConfig, Verification
 from outrider.drafters.base import Drafter
-from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.backends import build_model, resolve_device
 from outrider.engine.engine import Engine
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 FREE_MEMORY_SHARE = 0.25
 """Of the memory that is free at start, the share that the target's KV cache may take unless told otherwise."""
+
+_COUPLED: dict[Verification, Coupled] = {"auto": "seeded", "coupled": "all", "block": "none", "standard": "none"}
+"""Which requests' drafts the draft model draws with the target's own noise."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,10 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         end_token_ids=frozenset(opened.config.eos_token_ids),
+        encode=partial(opened.tokenizer.encode, add_special_tokens=False),
         seed=config.seed,
         speculation=_describe(speculative, drafter),
-        verify_with=partial(verify, rejection_only=speculative.verification == "standard"),
+        verify_with=partial(verify, method=speculative.verification),
     )
     return ReadyEngine(engine, opened.tokenizer, opened.name)
 
@@ -121,7 +125,7 @@ def _drafter(config: EngineConfig, target: OpenModel, device: torch.device, num_
         ModelRunner(model, num_blocks=num_blocks, block_size=config.block_size),
         target_vocab_size=target.config.vocab_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        couple_seeds=speculative.verification == "auto",
+        coupled=_COUPLED[speculative.verification],
         token_ids=kept,
     )
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
+from outrider.engine.logprobs import num_prompt_rows, output_logprobs, record_prompt_logprobs
 from outrider.outputs import StreamPiece, TokenSource
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk
@@ -56,24 +57,35 @@ def step(engine: Engine) -> list[tuple[Request, StreamPiece]]:
 
 
 def _chunk(grant: Grant, proposal: Proposal) -> Chunk:
-    """The committed tokens granted, then the drafts; every row from the last committed token on is scored."""
+    """The committed tokens granted, then the drafts; every row from the last committed token on is scored.
+
+    Rows before that are there for the log-probabilities of the prompt, if they are wanted.
+    """
     request = grant.request
     start = request.num_computed_tokens
     committed = request.token_ids[start : start + grant.num_tokens]
-    num_logits = len(proposal) + 1 if grant.scores else 0
+    num_logits = max(_num_scored(grant, proposal), num_prompt_rows(request, grant.num_tokens) + len(proposal))
     return Chunk(request.request_id, [*committed, *proposal.token_ids], start, num_logits)
 
 
+def _num_scored(grant: Grant, proposal: Proposal) -> int:
+    return len(proposal) + 1 if grant.scores else 0
+
+
 def _advance(engine: Engine, grant: Grant, proposal: Proposal, rows: Tensor) -> tuple[Request, StreamPiece] | None:
-    """Verify and commit one request; ``rows`` [1 + drafts, vocab], or [0, vocab] inside a prompt."""
+    """Verify and commit one request; the last of ``rows`` are [1 + drafts, vocab], or [0, vocab] inside a prompt."""
     request, tokens = grant.request, list[tuple[int, TokenSource]]()
+    record_prompt_logprobs(request, rows)
+    rows = rows[len(rows) - _num_scored(grant, proposal) :]
     if grant.scores:
-        result = engine.verify(request, proposal, rows, engine.noise(request))
+        result = engine.verify(request, proposal, rows, engine.noise(request), engine.law(request))
         tokens += [(token_id, "accepted") for token_id in proposal.token_ids[: result.num_accepted]]
         tokens.append((result.token_id, result.source))
+    logprobs = output_logprobs(request, engine.law(request), [token_id for token_id, _ in tokens], rows)
     appended = engine.scheduler.commit(grant, tokens, engine.detokenize)
     if not appended:
         return None
+    request.logprobs += logprobs[:appended]
     accepted = min(len(tokens) - 1, appended)  # an end inside the block cuts what was accepted after it
     request.metrics.speculative_decoding.record(len(proposal), accepted)
     if request.finished:
@@ -90,7 +102,10 @@ def _propose(engine: Engine, grants: Sequence[Grant]) -> dict[str, Proposal]:
     drafter = engine.drafter
     if drafter is None or not grants:
         return {}
-    batch = [DraftRequest(grant.request, grant.max_drafts, engine.noise(grant.request)) for grant in grants]
+    batch = [
+        DraftRequest(grant.request, grant.max_drafts, engine.noise(grant.request), engine.law(grant.request))
+        for grant in grants
+    ]
     try:
         proposals = drafter.propose(batch)
     except Exception:

@@ -1,12 +1,13 @@
 """The only place where logits become probabilities: for plain sampling, verifiers and drafters alike.
 
-Stages, always in this order: temperature, top-k, top-p. Stages that edit logits belong before them, in ``law``,
-ahead of the first use of ``logits``; further truncation belongs after top-p, before the weights are normalised.
-A row's result is a function of that row alone, bit for bit. Knows nothing about requests, models or randomness.
+Stages, always in this order: temperature, top-k, top-p, min-p, typical. What edits logits comes before them, in
+request_law.py. A row's result is a function of that row alone, bit for bit. Knows nothing about requests, models or
+randomness.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from outrider.sampling_params import SamplingParams
 
 # Only candidates for the nucleus are sorted: the weights above the first of these floors that leaves enough mass.
 _NUCLEUS_FLOORS = (1e-2, 1e-4, 1e-7, 0.0)
+
+_TYPICAL_CANDIDATES = 1024
+"""So many tokens of most typical surprisal are sorted first; eight times as many if they hold too little mass."""
 
 
 def greedy_token(logits: Weights) -> int:
@@ -41,6 +45,11 @@ def law(logits: Weights, params: SamplingParams) -> Weights:
     temperature  logits / temperature; greedy parameters give a one-hot at the lowest id among the maxima
     top_k        exactly the k most probable tokens stay, ties by lowest id
     top_p        the smallest set of most probable tokens whose mass reaches top_p stays, ties by lowest id
+    min_p        tokens at least min_p times as probable as the most probable one stay (Nguyen et al., arXiv 2407.01082)
+    typical_p    the smallest set of tokens whose surprisal is nearest to the entropy and whose mass reaches typical_p
+                 stays, ties by lowest id (Meister et al., arXiv 2202.00666)
+
+    min_p and typical_p look at what the stages before them left, renormalised.
 
     -inf masks a token. Raises ``ValueError`` if ``logits`` are not float32 or float64, if one is NaN or +inf, or
     if all are -inf.
@@ -56,15 +65,25 @@ def law(logits: Weights, params: SamplingParams) -> Weights:
     # Temperature keeps the order, so top-k may look at the logits and spare the exponentials.
     ids = _top_k_ids(logits, params.top_k)
     weights = _softmax_weights(logits if ids is None else logits[ids], logits[best], params.temperature)
-    if params.top_p < 1.0:
-        kept = _top_p_ids(weights, params.top_p)
-        weights = weights[kept]
-        ids = kept if ids is None else ids[kept]
+    for kept in _truncations(params):
+        places = kept(weights)
+        weights = weights[places]
+        ids = places if ids is None else ids[places]
     weights /= float(weights.sum(dtype=np.float64))
     if ids is None:
         return weights
     probs[ids] = weights
     return probs
+
+
+def _truncations(params: SamplingParams) -> Iterator[Callable[[Weights], NDArray[np.intp]]]:
+    """Functions from weights, the largest of which is 1, to the places that stay, ascending."""
+    if params.top_p < 1.0:
+        yield lambda weights: _top_p_ids(weights, params.top_p)
+    if params.min_p > 0.0:
+        yield lambda weights: np.flatnonzero(weights >= params.min_p)
+    if params.typical_p < 1.0:
+        yield lambda weights: _typical_ids(weights, params.typical_p)
 
 
 def _softmax_weights(logits: Weights, peak: np.floating[Any], temperature: float) -> Weights:
@@ -99,3 +118,22 @@ def _top_p_ids(weights: Weights, top_p: float) -> NDArray[np.intp]:
     order = candidates[np.argsort(-weights[candidates], kind="stable")]
     cumulative = np.cumsum(weights[order], dtype=np.float64)
     return np.sort(order[: int(np.searchsorted(cumulative, mass)) + 1])
+
+
+def _typical_ids(weights: Weights, typical_p: float) -> NDArray[np.intp]:
+    """The ids, ascending, of the smallest set of most typical weights whose share reaches ``typical_p``."""
+    ids = np.flatnonzero(weights)
+    probs = weights[ids].astype(np.float64)
+    probs /= probs.sum()
+    surprisal = -np.log(probs)
+    distance = np.abs(surprisal - float(probs @ surprisal))
+    candidates, count = np.arange(ids.size), _TYPICAL_CANDIDATES
+    while count < ids.size:  # sorting the nearest of many is enough if they hold the mass
+        nearest = np.flatnonzero(distance <= np.partition(distance, count)[count])
+        if float(probs[nearest].sum()) > typical_p + 1e-9:
+            candidates = nearest
+            break
+        count *= 8
+    order = candidates[np.argsort(distance[candidates], kind="stable")]
+    cumulative = np.cumsum(probs[order])
+    return np.sort(ids[order[: int(np.searchsorted(cumulative, typical_p)) + 1]])

@@ -1,8 +1,10 @@
 """The one interface through which randomness enters: keyed, never in a stream.
 
 A key is (seed, absolute position, purpose). Two purposes never share noise, so a draft and the recovery after
-it are independent. ``KeyedNoise`` in rng.py is the engine's; audit/enumerate.py has one that branches over
-every outcome instead of drawing, which is how laws are proven exactly.
+it are independent. Within a step ``DRAFT`` and ``ACCEPT`` are keyed by the step as well: a draft that is thrown away
+may have had a say in what was emitted before it, so the next draft at its place must not be drawn with its noise.
+``KeyedNoise`` in rng.py is the engine's; audit/enumerate.py has one that branches over every outcome instead of
+drawing, which is how laws are proven exactly.
 """
 
 from __future__ import annotations
@@ -35,8 +37,19 @@ class Uniform(Protocol):
     def __lt__(self, bound: float, /) -> bool: ...
 
 
+STEP_PURPOSES = frozenset({Purpose.DRAFT, Purpose.ACCEPT})
+"""Noise for what one step tries and may throw away; all other noise makes the token that stays at its position."""
+
+
 class Noise(Protocol):
     """Randomness of one request."""
+
+    def at_step(self, start: int) -> Noise:
+        """The same noise for the step whose first new token stands at ``start``.
+
+        The ``STEP_PURPOSES`` have noise of their own in each step; for the others nothing changes.
+        """
+        ...
 
     def uniform(self, position: int, purpose: Purpose) -> Uniform:
         """The uniform number of this key; the same for every call with it."""

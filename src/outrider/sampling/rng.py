@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.sampling.noise import Purpose, Weights
+from outrider.sampling.noise import STEP_PURPOSES, Purpose, Weights
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -68,19 +68,29 @@ def derive_seed(seed: int, *indices: int) -> int:
 class KeyedNoise:
     """``Noise`` of one request: a hash of (seed, position, purpose) and, in ``draw``, the token id.
 
-    Any seed in [-2**63, 2**64) has noise of its own; raises ``ValueError`` outside.
+    Any seed in [-2**63, 2**64) has noise of its own; raises ``ValueError`` outside. ``at_step`` adds the start of the
+    step to the keys of ``STEP_PURPOSES``.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, step: int | None = None) -> None:
         if not SEED_MIN <= seed <= SEED_MAX:
             raise ValueError(f"seed={seed!r} must be between -2**63 and 2**64 - 1")
         self.seed = seed
+        self.step = step
         self._state = _absorb(0, seed & _MASK)
         self._negative = int(seed < 0)
 
     def _key(self, position: int, purpose: Purpose) -> int:
+        if self.step is not None and purpose in STEP_PURPOSES:
+            position_state = _absorb(_absorb(self._state, position & _MASK), self.step & _MASK)
+        else:
+            position_state = _absorb(self._state, position & _MASK)
         # The sign goes in last: -1 and 2**64 - 1 share their 64 bits, and no two seeds may share their noise.
-        return _absorb(_absorb(self._state, position & _MASK), 2 * purpose + self._negative)
+        return _absorb(position_state, 2 * purpose + self._negative)
+
+    def at_step(self, start: int) -> KeyedNoise:
+        """The noise of the step whose first new token stands at ``start``."""
+        return KeyedNoise(self.seed, start)
 
     def uniform(self, position: int, purpose: Purpose) -> float:
         """A uniform number strictly inside (0, 1): one of the odd multiples of 2**-53."""

@@ -5,7 +5,7 @@ Laws over token strings are dicts from tuples of token ids to probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,8 +20,36 @@ Table = Callable[[tuple[int, ...]], Row]
 Outcome = TypeVar("Outcome")
 
 
+def edited_logits(
+    logits: NDArray[np.floating],
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    end_token_ids: frozenset[int] = frozenset(),
+) -> Row:
+    """Logits [vocab] before temperature, token by token from the definitions; ``output`` includes drafts."""
+    row = np.array(logits, dtype=np.float64)
+    before = [*prompt, *output]
+    for token_id in range(row.size):
+        score, times = row[token_id], list(output).count(token_id)
+        score += params.logit_bias.get(token_id, 0.0)
+        if token_id in before:
+            score = score / params.repetition_penalty if score > 0.0 else score * params.repetition_penalty
+        score -= params.frequency_penalty * times + (params.presence_penalty if times else 0.0)
+        allowed = params.allowed_token_ids is None or token_id in params.allowed_token_ids
+        for sequence in params.bad_token_ids:
+            completed = (*before, token_id)[-len(sequence) :] == sequence
+            allowed = allowed and not completed
+        if token_id in end_token_ids and len(output) < params.min_tokens:
+            allowed = False
+        row[token_id] = score if allowed else -np.inf
+    for processor in params.logits_processors:
+        row = np.asarray(processor(tuple(before), row), dtype=np.float64)
+    return row
+
+
 def processed_law(logits: NDArray[np.floating], params: SamplingParams) -> Row:
-    """Probabilities [vocab] by the definitions of temperature, top-k and top-p, with a full sort."""
+    """Probabilities [vocab] by the definitions of temperature and the truncations, with full sorts."""
     scores = np.asarray(logits, dtype=np.float64)
     order = np.lexsort((np.arange(scores.size), -scores))
     if params.temperature == 0.0:
@@ -33,6 +61,15 @@ def processed_law(logits: NDArray[np.floating], params: SamplingParams) -> Row:
     before = np.concatenate(([0.0], np.cumsum(probs)[:-1]))  # mass of the tokens more probable than this one
     if params.top_p < 1.0:
         probs[before >= params.top_p] = 0.0
+    probs[probs < params.min_p * probs[0]] = 0.0
+    if params.typical_p < 1.0:
+        probs /= probs.sum()
+        held = np.flatnonzero(probs)
+        held = held[np.argsort(order[held])]  # ties go to the lowest id
+        surprisal = -np.log(probs[held])
+        ranked = held[np.argsort(np.abs(surprisal - (probs[held] * surprisal).sum()), kind="stable")]
+        mass = np.concatenate(([0.0], np.cumsum(probs[ranked])[:-1]))
+        probs[ranked[mass >= params.typical_p]] = 0.0
     law: Row = np.empty_like(probs)
     law[order] = probs / probs.sum()
     return law

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
 from outrider.errors import IntegrityError
-from outrider.sampling.noise import Purpose
+from outrider.sampling.noise import STEP_PURPOSES, Purpose
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 WEIGHTS = np.array([1.0, 0.0, 2.0, 1.0])
@@ -84,6 +84,16 @@ def test_weights_that_are_no_law_are_refused() -> None:
     for weights in ([0.0, 0.0], [1.0, np.nan], [1.0, np.inf], [2.0, -1.0]):
         with pytest.raises(ValueError, match="weights must be non-negative"):
             EnumeratingNoise().draw(np.array(weights), 0, Purpose.DRAFT)
+
+
+def test_noise_of_two_steps_is_independent_only_for_what_a_step_may_throw_away() -> None:
+    def twice(noise: EnumeratingNoise, purpose: Purpose) -> tuple[int, int]:
+        one, other = noise.at_step(3), noise.at_step(3).at_step(4)
+        return one.draw(WEIGHTS, 5, purpose), other.draw(WEIGHTS, 5, purpose)
+
+    for purpose in Purpose:
+        pairs = law_of(lambda noise, purpose=purpose: twice(noise, purpose))  # type: ignore[misc]
+        assert all(one == other for one, other in pairs) is (purpose not in STEP_PURPOSES)
 
 
 def test_run_that_changes_its_course_is_found_out() -> None:

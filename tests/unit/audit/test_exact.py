@@ -64,16 +64,17 @@ def test_the_real_build_is_exact_everywhere(report: ExactReport) -> None:
     assert [(verifier, drafts) for verifier, drafts, _, _ in report.by_way()] == [
         ("standard", "sampled"),
         ("standard", "point mass"),
+        ("block", "sampled"),
         ("match", "point mass"),
         ("match", "coupled"),
     ]
-    assert len({result.case.name for result in report.cases}) == len(report.cases) == 376
+    assert len({result.case.name for result in report.cases}) == len(report.cases) == 695
     assert report.passed
 
 
 def test_every_planted_fault_is_caught(report: ExactReport) -> None:
     assert {result.mutation.name: result.tv for result in report.mutations if not result.caught} == {}
-    assert len(report.mutations) == len(MUTATIONS) == 21
+    assert len(report.mutations) == len(MUTATIONS) == 31
 
 
 def test_the_documentation_lists_the_faults_with_their_figures(report: ExactReport) -> None:

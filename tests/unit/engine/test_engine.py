@@ -39,10 +39,12 @@ def right_up_to(count: int) -> ScriptedDrafter:
 
 
 def changing_lengths() -> ScriptedDrafter:
-    inner = oracle(LAW, right=lambda request: request.num_tokens % 3, vocab_size=VOCAB)
-    return ScriptedDrafter(
-        lambda request, k: inner.propose([DraftRequest(request, k, None)])[0].token_ids[: request.num_tokens % (k + 1)]  # type: ignore[arg-type]
-    )
+    def choose(request: Request, k: int) -> list[int]:
+        tokens = greedy_continuation(LAW, request.token_ids, k)
+        right = request.num_tokens % 3
+        return [t if i < right else (t + 1) % VOCAB for i, t in enumerate(tokens)][: request.num_tokens % (k + 1)]
+
+    return ScriptedDrafter(choose)
 
 
 DRAFTERS: dict[str, Callable[[], ScriptedDrafter]] = {

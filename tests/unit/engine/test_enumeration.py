@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 from torch import Tensor
 
-from outrider.audit.enumerate import enumerate_outcomes
+from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
+from outrider.config import Verification
 from outrider.drafters.base import Drafter
-from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.engine import Verify
 from outrider.engine.verify import verify
 from outrider.models.toy import ToyModel, random_table
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
-from outrider.sampling.law import law as processed
-from outrider.sampling.noise import Noise
+from outrider.sampling.noise import Noise, Weights
+from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
+from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
 from tests.unit.engine.helpers import KSchedule, run, toy_engine
 
@@ -31,9 +34,9 @@ PROMPT = [0, 1, 0, 1]
 LENGTH = 3
 
 
-def draft_model(vocab: int = VOCAB) -> Drafter:
+def draft_model(coupled: Coupled = "seeded") -> Drafter:
     runner = ModelRunner(ToyModel(VOCAB, DRAFT), num_blocks=8, block_size=2)
-    return DraftModelDrafter(runner, target_vocab_size=vocab, max_num_batched_tokens=16)
+    return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, coupled=coupled)
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -48,8 +51,8 @@ def law_of_strings(params: SamplingParams, end: frozenset[int]) -> dict[tuple[in
     for tokens in itertools.product(range(VOCAB), repeat=params.max_tokens):
         probability, out = 1.0, tuple[int, ...]()
         for token in tokens:
-            logits = np.log(LAW((*PROMPT, *out)))
-            probability *= float(processed(logits, params)[token])
+            logits = oracle.edited_logits(np.log(LAW((*PROMPT, *out))), params, PROMPT, out, end)
+            probability *= float(oracle.processed_law(logits, params)[token])
             out = (*out, token)
             if token in end:
                 break
@@ -63,8 +66,10 @@ def total_variation(
     params: SamplingParams,
     end: frozenset[int] = frozenset(),
     verify_with: Verify = verify,
+    noise_of: Callable[[EnumeratingNoise], EnumeratingNoise] = lambda noise: noise,
 ) -> float:
-    def once(noise: Noise) -> tuple[int, ...]:
+    def once(enumerating: EnumeratingNoise) -> tuple[int, ...]:
+        noise = noise_of(enumerating)
         engine = toy_engine(
             LAW,
             make(),
@@ -76,7 +81,9 @@ def total_variation(
             verify_with=verify_with,
             noise_for=lambda seed: noise,
         )
-        return run(engine, [PROMPT], params)[0].outputs[0].token_ids
+        token_ids = run(engine, [PROMPT], params)[0].outputs[0].token_ids
+        enumerating.probability = noise.probability
+        return token_ids
 
     emitted: dict[tuple[int, ...], float] = {}
     for probability, tokens in enumerate_outcomes(once):
@@ -100,6 +107,63 @@ def test_the_engine_emits_the_targets_law(name: str, k: int, params: SamplingPar
     assert total_variation(DRAFTERS[name], k, params) < 1e-12
 
 
+LONGER = SamplingParams(max_tokens=4, temperature=0.7, top_k=2)
+
+
+@pytest.mark.parametrize(("method", "coupled"), [("standard", "none"), ("block", "none"), ("coupled", "all")])
+@pytest.mark.parametrize("params", [*PARAMS[:3], LONGER], ids=["plain", "top-k", "top-p", "longer"])
+def test_every_way_to_verify_emits_the_targets_law(
+    method: Verification, coupled: Coupled, params: SamplingParams
+) -> None:
+    assert total_variation(lambda: draft_model(coupled), 2, params, verify_with=partial(verify, method=method)) < 1e-12
+
+
+def test_noise_that_forgets_the_step_is_seen() -> None:
+    """Block verification looks at drafts that it throws away; the next step must not meet their noise again."""
+
+    class Forgetful(EnumeratingNoise):
+        def at_step(self, start: int) -> Forgetful:  # type: ignore[override]
+            return self
+
+    # The first token has no drafts, so only from four tokens on does a step with two drafts have a successor.
+    def faulty(k: int) -> float:
+        return total_variation(draft_model, k, LONGER, noise_of=lambda noise: Forgetful(noise._script))
+
+    assert faulty(2) > 1e-3
+    assert faulty(1) < 1e-12, "one draft alone is never thrown away unseen"
+
+
+EDITED = {
+    "penalties": {"repetition_penalty": 1.7, "frequency_penalty": 0.8, "presence_penalty": -0.5},
+    "logit bias and bad sequences": {"logit_bias": {0: 1.0}, "bad_token_ids": ((1, 2), (0, 0))},
+    "min_tokens": {"min_tokens": 2},
+    "truncations": {"temperature": 1.3, "min_p": 0.2, "typical_p": 0.9},
+}
+
+
+@pytest.mark.parametrize("method", ["auto", "standard"])
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("parameters", EDITED)
+def test_the_law_holds_whatever_edits_it(parameters: str, name: str, method: Verification) -> None:
+    params = SamplingParams(max_tokens=4, **EDITED[parameters])  # type: ignore[arg-type]
+    faithful = partial(verify, method=method)
+    assert total_variation(DRAFTERS[name], 2, params, end=frozenset({2}), verify_with=faithful) < 1e-12
+
+
+def test_penalties_that_do_not_see_the_drafts_are_seen() -> None:
+    class Blind(RequestLaw):
+        def edited(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
+            return super().edited(logits, committed)
+
+    def faulty(request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw) -> VerifyResult:
+        blind = Blind(request.params, request.prompt_token_ids, vocab_size=VOCAB)
+        return verify(request, proposal, logits, noise, blind)
+
+    params = SamplingParams(max_tokens=4, frequency_penalty=1.5)
+    for make in DRAFTERS.values():
+        assert total_variation(make, 2, params, verify_with=faulty) > 1e-3
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_law_holds_with_an_end_inside_the_block(name: str) -> None:
     assert total_variation(DRAFTERS[name], 2, PARAMS[0], end=frozenset({2})) < 1e-12
@@ -111,18 +175,22 @@ def test_the_law_holds_when_k_follows_what_was_emitted(name: str) -> None:
     assert total_variation(DRAFTERS[name], k, PARAMS[0]) < 1e-12
 
 
-def _wrong_row(request: Request, proposal: Proposal, logits: Tensor, noise: Noise) -> VerifyResult:
-    return verify(request, proposal, logits.roll(1, dims=0), noise)
+def _wrong_row(request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw) -> VerifyResult:
+    return verify(request, proposal, logits.roll(1, dims=0), noise, law)
 
 
-def _bonus_from_the_row_before(request: Request, proposal: Proposal, logits: Tensor, noise: Noise) -> VerifyResult:
+def _bonus_from_the_row_before(
+    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw
+) -> VerifyResult:
     faulty = logits.clone()
     faulty[-1] = logits[max(0, len(logits) - 2)]
-    return verify(request, proposal, faulty, noise)
+    return verify(request, proposal, faulty, noise, law)
 
 
-def _accepts_everything(request: Request, proposal: Proposal, logits: Tensor, noise: Noise) -> VerifyResult:
-    result = verify(request, Proposal(), logits[-1:], noise)
+def _accepts_everything(
+    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw
+) -> VerifyResult:
+    result = verify(request, Proposal(), logits[-1:], noise, law)
     return VerifyResult(len(proposal), result.token_id, "bonus")
 
 

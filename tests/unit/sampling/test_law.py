@@ -24,6 +24,8 @@ PARAMS = st.builds(
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
     top_k=st.integers(-1, 35),
     top_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
+    min_p=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
+    typical_p=st.sampled_from([1.0, 0.93, 0.41, 0.07]),
 )
 
 
@@ -47,7 +49,7 @@ def test_law_is_a_law_in_the_type_of_the_logits(values: list[float], params: Sam
 @given(st.lists(st.integers(-8000, 8000), min_size=1, max_size=40, unique=True), PARAMS)
 def test_law_equals_the_formula_away_from_the_edge_of_top_p(values: list[int], params: SamplingParams) -> None:
     logits = np.array(values) / 1000.0
-    full = processed_law(logits, params.model_copy(update={"top_p": 1.0}))
+    full = processed_law(logits, params.model_copy(update={"top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}))
     masses = np.cumsum(np.sort(full)[::-1])
     if params.top_p < 1.0 and np.abs(masses - params.top_p).min() < 1e-9:
         return  # rounding may decide whether the mass reaches top_p
@@ -84,6 +86,15 @@ def test_top_p_of_a_large_flat_vocabulary_needs_the_deeper_floors() -> None:
             assert 0.5 * np.abs(law(logits, params) - expected).sum() < 1e-4, (spread, top_p)
 
 
+def test_typical_of_a_large_vocabulary_needs_more_candidates() -> None:
+    rng = np.random.default_rng(6)
+    for spread in (0.1, 2.0, 5.0):
+        logits = spread * rng.standard_normal(20_000)
+        for typical_p in (0.02, 0.5, 0.95):
+            params = SamplingParams(typical_p=typical_p)
+            assert 0.5 * np.abs(law(logits, params) - processed_law(logits, params)).sum() < 1e-4, (spread, typical_p)
+
+
 def test_top_p_reached_exactly_keeps_no_more() -> None:
     logits = np.log(np.array([0.25, 0.5, 0.25]))
     assert support(law(logits, SamplingParams(top_p=0.5))) == [1]
@@ -96,6 +107,28 @@ def test_top_p_counts_the_mass_that_top_k_left() -> None:
     # 0.4 of 1 is short of 0.5, but 0.4 of the 0.7 that top-k leaves is not.
     assert support(law(logits, SamplingParams(top_k=2, top_p=0.5))) == [0]
     assert support(law(logits, SamplingParams(top_p=0.5))) == [0, 1]
+
+
+@given(LOGITS, st.floats(0.0, 1.0), FLOATS)
+def test_min_p_keeps_what_is_not_too_far_below_the_most_probable(values: list[float], min_p: float, dtype: str) -> None:
+    full = law(np.array(values, dtype=dtype), SamplingParams(temperature=1.7))
+    if np.abs(full / full.max() - min_p).min() < 1e-5:
+        return  # rounding may decide
+    kept = support(law(np.array(values, dtype=dtype), SamplingParams(temperature=1.7, min_p=min_p)))
+    assert kept == support(np.where(full >= min_p * full.max(), full, 0.0))
+
+
+def test_min_p_of_one_keeps_all_that_are_most_probable() -> None:
+    assert support(law(np.array([2.0, 1.0, 2.0]), SamplingParams(min_p=1.0))) == [0, 2]
+
+
+def test_typical_may_leave_out_the_most_probable_token() -> None:
+    logits = np.log(np.array([0.4, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]))
+    # The entropy is 1.75 nats: a surprisal of 2.3 is nearer to it than one of 0.92. Ties go to the lowest ids.
+    assert support(law(logits, SamplingParams(typical_p=0.45))) == [1, 2, 3, 4, 5]
+    assert support(law(logits, SamplingParams(typical_p=0.61))) == [0, 1, 2, 3, 4, 5, 6]
+    assert support(law(logits, SamplingParams(typical_p=0.45, top_k=1))) == [0]
+    assert support(law(logits, SamplingParams(typical_p=0.45, temperature=0.0))) == [0]
 
 
 def test_temperature_comes_before_top_p() -> None:

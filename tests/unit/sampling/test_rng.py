@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.sampling.noise import Purpose, Weights
+from outrider.sampling.noise import STEP_PURPOSES, Purpose, Weights
 from outrider.sampling.rng import SEED_MAX, SEED_MIN, KeyedNoise, derive_seed
 
 SEEDS = st.integers(SEED_MIN, SEED_MAX)
@@ -42,6 +42,18 @@ def test_uniform_is_a_function_of_its_key_strictly_inside_zero_one(seed: int, po
     assert type(u) is float
     assert 0.0 < u < 1.0
     assert u == KeyedNoise(seed).uniform(position, purpose)
+
+
+@given(SEEDS, POSITIONS, st.integers(0, 2**40), st.integers(0, 2**40))
+def test_a_step_has_its_own_noise_for_what_it_may_throw_away(seed: int, position: int, one: int, other: int) -> None:
+    noise, weights = KeyedNoise(seed), np.ones(1000)
+    first, second = noise.at_step(one), noise.at_step(one).at_step(other)
+    for purpose in Purpose:
+        kept = purpose not in STEP_PURPOSES
+        assert (first.uniform(position, purpose) == noise.uniform(position, purpose)) is kept
+        assert (first.uniform(position, purpose) == second.uniform(position, purpose)) is (kept or one == other)
+        if kept or one == other:
+            assert first.draw(weights, position, purpose) == second.draw(weights, position, purpose)
 
 
 @given(SEEDS, SEEDS, POSITIONS)

@@ -1,0 +1,52 @@
+"""Log-probabilities of prompt and output tokens, from the rows that the target's pass gave for them anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outrider.outputs import TokenLogprobs
+from outrider.request import Request
+from outrider.sampling.logprobs import log_softmax, report
+from outrider.sampling.noise import Weights
+from outrider.sampling.request_law import RequestLaw
+
+
+def output_logprobs(request: Request, law: RequestLaw, token_ids: Sequence[int], rows: Tensor) -> list[TokenLogprobs]:
+    """For each token that the step emits, by its row of ``rows`` [1 + drafts, vocab]; empty unless asked for.
+
+    Row i is that of the target's law at the token's place, be it accepted, recovered or bonus: never a residual's.
+    """
+    num_top = request.params.logprobs
+    if num_top is None:
+        return []
+    return [
+        report(law.logprobs(_row(rows, place), request.token_ids, token_ids[:place]), token_id, num_top)
+        for place, token_id in enumerate(token_ids)
+    ]
+
+
+def num_prompt_rows(request: Request, num_tokens: int) -> int:
+    """Rows that are wanted of the ``num_tokens`` committed tokens to be computed, the last one's included."""
+    wanted = request.params.prompt_logprobs is not None
+    return num_tokens if wanted and len(request.prompt_logprobs) < len(request.prompt_token_ids) else 0
+
+
+def record_prompt_logprobs(request: Request, rows: Tensor) -> None:
+    """``rows`` [tokens, vocab] of the request's tokens from ``num_computed_tokens`` on, each scoring the next token.
+
+    Tokens recorded before the request was preempted are passed over, as are output tokens.
+    """
+    num_top = request.params.prompt_logprobs
+    if num_top is None:
+        return
+    for row, index in enumerate(range(request.num_computed_tokens + 1, request.num_computed_tokens + 1 + len(rows))):
+        if index == len(request.prompt_logprobs) and index < len(request.prompt_token_ids):
+            token_id = request.prompt_token_ids[index]
+            request.prompt_logprobs.append(report(log_softmax(_row(rows, row)), token_id, num_top))
+
+
+def _row(rows: Tensor, place: int) -> Weights:
+    row: Weights = rows[place].double().cpu().numpy()
+    return row

@@ -1,0 +1,32 @@
+"""Log-probabilities of a row, and the few of them that are reported. A row's are a function of that row alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.outputs import TokenLogprobs
+from outrider.sampling.law import greedy_token
+from outrider.sampling.noise import Weights
+
+
+def log_softmax(logits: Weights) -> Weights:
+    """Natural logarithms [vocab] of the softmax of ``logits`` [vocab]; raises ``ValueError`` if they are not finite."""
+    shifted = logits - logits[greedy_token(logits)]
+    result: Weights = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+def report(logprobs: Weights, token_id: int, num_top: int) -> TokenLogprobs:
+    """What is told of ``logprobs`` [vocab]: those of ``token_id`` and of the ``num_top`` most probable tokens.
+
+    Ties go to the lowest id; tokens without a chance are not among the top.
+    """
+    own = logprobs[token_id]
+    rank = 1 + int(np.count_nonzero(logprobs > own)) + int(np.count_nonzero(logprobs[:token_id] == own))
+    top: list[tuple[int, float]] = []
+    if num_top:
+        least = max(logprobs.size - num_top, 0)
+        ids = np.flatnonzero(logprobs >= np.partition(logprobs, least)[least])
+        best = ids[np.argsort(-logprobs[ids], kind="stable")][:num_top]
+        top = [(int(i), float(logprobs[i])) for i in best if logprobs[i] > -np.inf]
+    return TokenLogprobs(token_id, float(own), rank, tuple(top))

@@ -1,0 +1,171 @@
+"""The law of one request at any of its places: its parameters made ready once, and its history.
+
+Edits of a row of logits, always in this order: allowed and bad tokens, logit bias, penalties, min_tokens, the
+request's own processors; then ``law``. What depends on the tokens so far is evaluated for each place with the drafts
+before it, so a row's law is that of plain decoding, whoever asks: verifier, drafter, log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import InvalidRequestError
+from outrider.sampling.history import History
+from outrider.sampling.law import greedy_token, law
+from outrider.sampling.logprobs import log_softmax
+from outrider.sampling.noise import Weights
+from outrider.sampling_params import LogitsProcessor, SamplingParams
+
+
+class RequestLaw:
+    """From a row of logits and the tokens before it to the law of the next token.
+
+    ``edits`` says whether logits are changed before temperature; if not, a caller may use them as they are.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        *,
+        vocab_size: int,
+        end_token_ids: Iterable[int] = (),
+        bad_sequences: Iterable[Sequence[int]] = (),
+    ) -> None:
+        """``bad_sequences`` are those of ``params.bad_words``; ``end_token_ids`` are what min_tokens holds back.
+
+        Raises ``InvalidRequestError`` if an id is not in the vocabulary or nothing is left that may come.
+        """
+        bad = [*params.bad_token_ids, *map(tuple, bad_sequences)]
+        _check_ids("logit_bias", params.logit_bias, vocab_size)
+        _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+        _check_ids("bad_token_ids", (token_id for sequence in bad for token_id in sequence), vocab_size)
+        self.params = params
+        self._vocab_size = vocab_size
+        self._num_prompt = len(prompt_token_ids)
+        self._forbidden = _forbidden(params, [sequence[0] for sequence in bad if len(sequence) == 1], vocab_size)
+        self._bad_sequences = [sequence for sequence in bad if len(sequence) > 1]
+        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
+        self._biases = np.array(list(params.logit_bias.values()), dtype=np.float64)
+        ends = sorted(token_id for token_id in end_token_ids if 0 <= token_id < vocab_size)
+        self._end_ids = np.array(ends if params.min_tokens else [], dtype=np.int64)
+        penalised = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
+        self._history = History(prompt_token_ids) if penalised else None
+        if self._forbidden is not None and np.delete(self._forbidden, self._end_ids).all():
+            raise InvalidRequestError(
+                "allowed_token_ids, bad_token_ids and min_tokens leave no token that may come; allow one more",
+                param="allowed_token_ids",
+            )
+        self.edits = bool(
+            self._forbidden is not None
+            or self._bad_sequences
+            or len(self._bias_ids)
+            or penalised
+            or len(self._end_ids)
+            or params.logits_processors
+        )
+
+    def probs(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
+        """The law [vocab] of the token after ``committed`` (prompt and output) and ``drafted``.
+
+        Raises ``ValueError`` if ``logits`` [vocab] are not finite, if the edits rule out every token, or if a processor
+        fails.
+        """
+        return law(self.edited(logits, committed, drafted), self.params)
+
+    def greedy_token(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> int:
+        """The most probable token there; raises as ``probs`` does."""
+        return greedy_token(self.edited(logits, committed, drafted))
+
+    def logprobs(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
+        """Log-probabilities [vocab] there, as ``params.logprobs_mode`` wants them; raises as ``probs`` does.
+
+        ``processed`` ones are those of ``probs``, with -inf for what can not come. A greedy law says nothing but which
+        token comes, so greedy requests get those of the edited logits.
+        """
+        if self.params.logprobs_mode == "raw":
+            return log_softmax(logits)
+        if self.params.greedy:
+            return log_softmax(self.edited(logits, committed, drafted))
+        with np.errstate(divide="ignore"):
+            result: Weights = np.log(self.probs(logits, committed, drafted))
+        return result
+
+    def edited(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
+        """``logits`` [vocab] as they are before temperature; they themselves if nothing edits them."""
+        if not self.edits:
+            return logits
+        greedy_token(logits)  # a NaN must be found before a mask hides it
+        params, row = self.params, logits.copy()
+        if self._forbidden is not None:
+            row[self._forbidden] = -np.inf
+        for *before, last in self._bad_sequences:
+            if _ends_with(committed, drafted, before):
+                row[last] = -np.inf
+        row[self._bias_ids] += self._biases
+        if self._history is not None:
+            self._history.move_to(committed, drafted)
+            _penalise(row, self._history, params)
+        if len(committed) + len(drafted) - self._num_prompt < params.min_tokens:
+            row[self._end_ids] = -np.inf
+        for processor in params.logits_processors:
+            row = _processed(processor, (*committed, *drafted), row)
+        return row
+
+
+def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"sampling parameter {name} holds token id {token_id}, but ids go from 0 to {vocab_size - 1}",
+                param=name,
+            )
+
+
+def _forbidden(params: SamplingParams, bad: Sequence[int], vocab_size: int) -> NDArray[np.bool_] | None:
+    """Which tokens [vocab] may never come; None if all may."""
+    if params.allowed_token_ids is None and not bad:
+        return None
+    forbidden = np.full(vocab_size, params.allowed_token_ids is not None)
+    forbidden[list(params.allowed_token_ids or ())] = False
+    forbidden[list(bad)] = True
+    return forbidden
+
+
+def _ends_with(committed: Sequence[int], drafted: Sequence[int], tail: Sequence[int]) -> bool:
+    missing = max(len(tail) - len(drafted), 0)
+    if missing > len(committed):
+        return False
+    latest = [*committed[len(committed) - missing :], *drafted[max(len(drafted) - len(tail), 0) :]]
+    return latest == list(tail)
+
+
+def _penalise(row: Weights, history: History, params: SamplingParams) -> None:
+    """Penalise ``row`` [vocab] in place.
+
+    Repetition: Keskar et al. 2019, arXiv 1909.05858. Frequency and presence: as OpenAI's API defines them.
+    """
+    ids, counts, penalty = history.ids, history.counts, params.repetition_penalty
+    values = row[ids]
+    if penalty != 1.0:
+        values = np.where(history.known, np.where(values > 0.0, values / penalty, values * penalty), values)
+    values -= params.frequency_penalty * counts
+    values -= params.presence_penalty * (counts > 0)
+    row[ids] = values
+
+
+def _processed(processor: LogitsProcessor, token_ids: tuple[int, ...], row: Weights) -> Weights:
+    name = getattr(processor, "__name__", type(processor).__name__)
+    try:
+        result = processor(token_ids, row)
+    except Exception as error:
+        raise ValueError(f"logits processor {name!r} failed: {type(error).__name__}: {error}") from error
+    if result is None:
+        raise ValueError(f"logits processor {name!r} returned nothing; it must return the row")
+    changed: Weights = np.asarray(result, dtype=row.dtype)
+    if changed.shape != row.shape:
+        raise ValueError(f"logits processor {name!r} returned shape {changed.shape}, not {row.shape}")
+    return changed
