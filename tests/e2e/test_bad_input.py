@@ -194,6 +194,19 @@ def test_a_draft_with_the_same_vocabulary_is_accepted(outrider: Any, tmp_path: P
     assert "speculation draft_model" in drafted[2]
 
 
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32"])
+def test_a_draft_may_be_quantized_and_trimmed_whatever_the_targets_dtype(
+    outrider: Any, tmp_path: Path, model: str, dtype: str
+) -> None:
+    same = tiny_model(tmp_path / "same", seed=1)
+    speculative = {"model": str(same), "quantization": "int8", "draft_vocab_size": 12}
+    words = ["generate", model, "--prompt", "w3 w5", "--max-tokens", "12", "--ignore-eos", "--dtype", dtype]
+    plain = outrider(*words, "--speculative-config", "off")
+    drafted = outrider(*words, "--speculative-config", json.dumps(speculative))
+    assert plain[0] == drafted[0] == 0, drafted[2]
+    assert plain[1] == drafted[1]
+
+
 def test_usage_errors_exit_with_two(outrider: Any) -> None:
     assert outrider("generate")[0] == 2
     assert outrider("no-such-command")[0] == 2

@@ -120,7 +120,9 @@ def _drafter(config: EngineConfig, target: OpenModel, device: torch.device, num_
     opened = open_model(speculative.model)
     check_same_vocabulary(target, opened)
     kept = kept_tokens(opened, speculative.draft_vocab_size)
-    model = build_model(opened, config, device, quantization=speculative.quantization, head_rows=kept)
+    # The target's dtype is not the draft's where that has a quantization of its own.
+    own = config if speculative.quantization is None else config.model_copy(update={"dtype": "auto"})
+    model = build_model(opened, own, device, quantization=speculative.quantization, head_rows=kept)
     return DraftModelDrafter(
         ModelRunner(model, num_blocks=num_blocks, block_size=config.block_size),
         target_vocab_size=target.config.vocab_size,
