@@ -65,7 +65,7 @@ sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build
 	cmake --build build/sanitize --parallel
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/outrider build/sanitized/ && cp build/sanitize/_native*.so build/sanitized/outrider/
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
-	  PYTHONPATH=build/sanitized $(BIN)/python -m pytest tests/unit/ops -p no:cacheprovider
+	  PYTHONPATH=. $(BIN)/python tests/run_sanitized.py build/sanitized
 
 docs: $(STAMP) ## write docs/cli.md anew from the commands' own help
 	$(BIN)/python docs/make_cli.py
