@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from outrider.ops import native
 
 # The same examples in every run, and no deadline: a busy machine is not a fault.
 settings.register_profile("outrider", deadline=None, derandomize=True)
@@ -23,3 +26,13 @@ def smollm2_path() -> Path:
     from outrider.models.loader.packaged import PACKAGED_MODELS, ensure
 
     return ensure(PACKAGED_MODELS["smollm2-135m-instruct"])
+
+
+@pytest.fixture(params=native.library().available_variants() if native.available() else [])
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each kernel variant that this processor can run, in turn."""
+    library = native.library()
+    usual = library.variant()
+    library.set_variant(request.param)
+    yield request.param
+    library.set_variant(usual)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,16 +62,6 @@ def target(opened: OpenModel, weights: PackedWeights) -> NativeDecoder:
 def draft(opened: OpenModel, weights: PackedWeights) -> NativeDecoder:
     """The target's first layers: a draft of the same vocabulary that is often wrong."""
     return NativeDecoder(replace(opened.config, num_layers=FEW_LAYERS), weights, kv_dtype=torch.bfloat16)
-
-
-@pytest.fixture(params=native.library().available_variants() if native.available() else [])
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each kernel variant that this processor can run."""
-    library = native.library()
-    usual = library.variant()
-    library.set_variant(request.param)
-    yield request.param
-    library.set_variant(usual)
 
 
 def engine_over(

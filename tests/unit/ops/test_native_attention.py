@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,20 +15,6 @@ from numpy.typing import NDArray
 native = pytest.importorskip("outrider._native", reason="the native library is not built")
 
 Floats = NDArray[np.float32]
-
-
-@pytest.fixture(params=native.available_variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.set_variant(request.param)
-    yield request.param
-    native.set_variant("auto")
-
-
-@pytest.fixture(autouse=True)
-def _restore_threads() -> Iterator[None]:
-    before = native.num_threads()
-    yield
-    native.set_num_threads(before)
 
 
 @dataclass

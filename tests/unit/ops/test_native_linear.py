@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import gguf
@@ -19,20 +18,6 @@ Floats = NDArray[np.float32]
 VARIANTS: list[str] = native.available_variants()
 GGUF_TYPES = {"q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q4_k": 12, "q5_k": 13, "q6_k": 14}
 HALVES = {"q6_k": (208,), "q8_0": (0,), "q4_0": (0,), "q5_0": (0,)}  # places of fp16 values in a block; else 0 and 2
-
-
-@pytest.fixture(params=VARIANTS)
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.set_variant(request.param)
-    yield request.param
-    native.set_variant("auto")
-
-
-@pytest.fixture(autouse=True)
-def _restore_threads() -> Iterator[None]:
-    before = native.num_threads()
-    yield
-    native.set_num_threads(before)
 
 
 def random_blocks(name: str, rows: int, cols: int, seed: int) -> NDArray[np.uint8]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +14,6 @@ native = pytest.importorskip("outrider._native", reason="the native library is n
 
 BLOCK, VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS = 4, 50, 64, 96, 4, 2, 16, 3
 EPS = 1e-5
-
-
-@pytest.fixture(params=native.available_variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.set_variant(request.param)
-    yield request.param
-    native.set_variant("auto")
-
-
-@pytest.fixture(autouse=True)
-def _restore_threads() -> Iterator[None]:
-    before = native.num_threads()
-    yield
-    native.set_num_threads(before)
 
 
 @dataclass(frozen=True)

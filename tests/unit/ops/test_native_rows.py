@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,13 +10,6 @@ from hypothesis import strategies as st
 native = pytest.importorskip("outrider._native", reason="the native library is not built")
 
 SIZES = [1, 5, 8, 16, 33, 100]
-
-
-@pytest.fixture(params=native.available_variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.set_variant(request.param)
-    yield request.param
-    native.set_variant("auto")
 
 
 @pytest.mark.parametrize("n", SIZES)
