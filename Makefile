@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test bench bench-models peers peers-openvino sanitize docs clean
+.PHONY: help setup demo check format test bench bench-models peers peers-openvino peers-vllm sanitize docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,11 @@ peers-openvino: ## add OpenVINO to the engines that bench compare measures
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/pip install --disable-pip-version-check openvino-genai==2026.4.1.0
 
+peers-vllm: ## add vLLM's CPU build, in an environment of its own
+	$(PYTHON) -m venv .venv-vllm
+	nice .venv-vllm/bin/pip install --disable-pip-version-check -r requirements-vllm.txt
+	.venv-vllm/bin/pip uninstall --yes torchvision torchaudio torchcodec  # built for another torch, they break its import
+
 sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build of their own (GCC)
 	$(BIN)/pip install --quiet --disable-pip-version-check nanobind
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -DOUTRIDER_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null
@@ -70,5 +75,5 @@ sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build
 docs: $(STAMP) ## write docs/cli.md anew from the commands' own help
 	$(BIN)/python docs/make_cli.py
 
-clean: ## remove what make has made, but for .venv-peers
+clean: ## remove what make has made, but for .venv-peers and .venv-vllm
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from outrider._validation import Strict
 from outrider.errors import ConfigError
 
-Method = Literal["auto", "ngram", "draft_model", "off"]
+Method = Literal["auto", "ngram", "suffix", "draft_model", "off"]
 Verification = Literal["auto", "standard", "block", "coupled"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "native", "reference"]
@@ -29,6 +29,8 @@ class SpeculativeConfig(Strict):
     quantization            ``int8`` or ``int4``: the draft model's weights in groups of 32, rounded when loaded (CPU)
     draft_vocab_size        the draft model's output is trimmed to its so many lowest (most frequent) ids; lossless
     prompt_lookup_min/max   shortest and longest match, in tokens, of the ngram drafter
+    suffix_min_probability  the suffix drafter leaves out tokens whose estimated chance of acceptance is below
+    suffix_cache_tokens     tokens of earlier outputs that the suffix drafter keeps for later requests; 36 bytes each
     verification            how drafts are judged. ``auto``: drafts of seeded requests are coupled with the target's own
                             noise, other sampled drafts judged by block; ``coupled`` couples them for all requests;
                             ``block`` and ``standard`` (token by token) couple none, so that a seeded answer depends
@@ -44,6 +46,8 @@ class SpeculativeConfig(Strict):
     draft_vocab_size: Annotated[int, Field(ge=1)] | None = None
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = 1
     prompt_lookup_max: Annotated[int, Field(ge=1, le=32)] = 4
+    suffix_min_probability: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    suffix_cache_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = 1 << 20
     verification: Verification = "auto"
 
     @model_validator(mode="after")
@@ -57,12 +61,12 @@ class SpeculativeConfig(Strict):
         for key in ("quantization", "draft_vocab_size"):
             if self.model is None and getattr(self, key) is not None:
                 raise ValueError(f"{key} is the draft model's, but no 'model' is given")
-        if self.method in ("ngram", "off") and self.model is not None:
+        if self.method in ("ngram", "suffix", "off") and self.model is not None:
             raise ValueError(f"method={self.method!r} takes no draft model, but model={self.model!r} was given")
         return self
 
     @property
-    def resolved_method(self) -> Literal["ngram", "draft_model", "off"]:
+    def resolved_method(self) -> Literal["ngram", "suffix", "draft_model", "off"]:
         """The method after ``auto`` is decided."""
         if self.num_speculative_tokens == 0:
             return "off"

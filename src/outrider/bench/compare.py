@@ -122,7 +122,7 @@ class _Race:
 
     def start(self, spec: EngineSpec) -> None:
         """Start and load one engine, and let each mode generate once so that every weight has been touched."""
-        self.report(f"loading {spec.label('with draft model' if spec.modes else '')}")
+        self.report(f"loading {spec.title}")
         begin = time.perf_counter()
         try:
             worker = Worker(spec.name, spec.command, spec.env)
@@ -250,8 +250,10 @@ class _Race:
         """Name an engine as missing. One that fails after all texts were made keeps the figures that it has."""
         absent = isinstance(error, MissingEngineError)
         if not self.decoded:
-            self.result.engines = [one for one in self.result.engines if one.name != spec.name]
-        self.result.missing.append(Missing(spec.name, absent, str(error), spec.todo if absent else ""))
+            self.result.engines = [one for one in self.result.engines if not spec.owns(one.name, one.labels)]
+        missing = Missing(spec.name if absent else spec.title, absent, str(error), spec.todo if absent else "")
+        if missing not in self.result.missing:  # an engine of several processes is missing once
+            self.result.missing.append(missing)
 
 
 def _processor_seconds(contestant: _Contestant) -> float:

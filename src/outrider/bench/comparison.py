@@ -149,7 +149,8 @@ class Comparison:
     @property
     def plain_baselines(self) -> list[str]:
         """Of the baselines those that do not speculate, one for each engine."""
-        return [REFERENCE] + [engine.labels[0] for engine in self.engines if engine.peer and engine.labels]
+        plain = [engine for engine in self.engines if engine.peer and engine.measured_passes and engine.labels]
+        return [REFERENCE] + [engine.labels[0] for engine in plain]
 
     def rates(self, label: str) -> dict[Hashable, float]:
         """Decode rates by (prompt, round)."""

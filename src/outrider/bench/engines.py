@@ -5,25 +5,52 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.errors import ConfigError
 
-PEERS = {
-    "llama.cpp": ("llama_cpp_worker", "make peers"),
-    "transformers": ("transformers_worker", "make peers"),
-    "openvino": ("openvino_worker", "make peers-openvino"),
-}
-"""Name -> the adapter in ``peers/`` and how to install what it needs."""
-
+DRAFT_MODEL_MODE = "draft_model"
 DRAFT_MODEL_KEYS = ("method", "model", "quantization", "draft_vocab_size")
 """Keys of ``SpeculativeConfig`` that a process without the draft model does not get."""
 
-PEERS_PYTHON = "OUTRIDER_PEERS_PYTHON"
-PEERS_FOLDER = ".venv-peers"
+
+@dataclass(frozen=True)
+class Peer:
+    """Another engine: its adapter in ``peers/``, how to install what that needs, and where its Python is found.
+
+    processes  a mode for each process to start, where modes are fixed at loading; else one process has all of them
+    """
+
+    adapter: str
+    todo: str
+    variable: str = "OUTRIDER_PEERS_PYTHON"
+    folder: str = ".venv-peers"
+    processes: tuple[str, ...] = ()
+
+    def python(self) -> str | None:
+        """The Python that ``variable`` names, else that of ``folder`` here; None without.
+
+        Raises ``ConfigError`` if the variable names no file.
+        """
+        if chosen := os.environ.get(self.variable):
+            if not Path(chosen).is_file():
+                raise ConfigError(f"{self.variable}={chosen!r} is no file; give the python of the peers' environment")
+            return chosen
+        python = Path(self.folder) / "bin" / "python"
+        return str(python.absolute()) if python.is_file() else None
+
+
+PEERS = {
+    "llama.cpp": Peer("llama_cpp_worker", "make peers"),
+    "transformers": Peer("transformers_worker", "make peers"),
+    "openvino": Peer("openvino_worker", "make peers-openvino"),
+    "vllm": Peer(
+        "vllm_worker", "make peers-vllm", "OUTRIDER_VLLM_PYTHON", ".venv-vllm", ("", "ngram", DRAFT_MODEL_MODE)
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +76,16 @@ class EngineSpec:
         """What a mode of this engine is called in results."""
         return f"{self.name} {mode}".strip()
 
+    @property
+    def title(self) -> str:
+        """What the process is called: the engine's name, and its modes if not all are measured."""
+        return self.label(", ".join(self.modes or ()))
+
+    def owns(self, name: str, labels: Sequence[str]) -> bool:
+        """Whether figures of engine ``name`` in modes ``labels`` are this process's."""
+        own = None if self.modes is None else [self.label(mode) for mode in self.modes]
+        return name == self.name and own in (None, list(labels))
+
 
 def parse_peers(text: str) -> list[str]:
     """Names from ``a,b``; ``none`` is none. Raises ``ConfigError`` for a name that is not a peer's."""
@@ -61,19 +98,6 @@ def parse_peers(text: str) -> list[str]:
     if not names:
         raise ConfigError(f"--peers {text!r} names nothing; use {', '.join(PEERS)}, or none")
     return list(dict.fromkeys(names))
-
-
-def peers_python() -> str | None:
-    """The Python in which peers are installed: ``$OUTRIDER_PEERS_PYTHON``, else ``.venv-peers`` here; None without.
-
-    Raises ``ConfigError`` if the variable names no file.
-    """
-    if chosen := os.environ.get(PEERS_PYTHON):
-        if not Path(chosen).is_file():
-            raise ConfigError(f"{PEERS_PYTHON}={chosen!r} is no file; give the python of the peers' environment")
-        return chosen
-    python = Path(PEERS_FOLDER) / "bin" / "python"
-    return str(python.absolute()) if python.is_file() else None
 
 
 def outrider_specs(speculative: dict[str, Any], settings: dict[str, Any], threads: int) -> list[EngineSpec]:
@@ -99,16 +123,23 @@ def outrider_specs(speculative: dict[str, Any], settings: dict[str, Any], thread
     return specs
 
 
-def peer_specs(names: Sequence[str], python: str | None, draft_model: str | None, threads: int) -> list[EngineSpec]:
-    """The processes of the named peers; without a ``python`` their commands cannot be run, and they are missing."""
+def peer_specs(names: Sequence[str], draft_model: str | None, threads: int) -> list[EngineSpec]:
+    """The processes of the named peers; those without a Python of theirs cannot be run, and they are missing.
+
+    Raises ``ConfigError`` if a variable that should name a Python names no file.
+    """
     serve = Path(__file__).parent / "peers" / "serve.py"
     specs = []
     for name in names:
-        adapter, todo = PEERS[name]
-        command = (python or str(Path(PEERS_FOLDER) / "bin" / "python"), str(serve), adapter)
-        specs.append(
-            EngineSpec(name, command, _environment(threads, inherit_path=False), draft_model=draft_model, todo=todo)
+        peer = PEERS[name]
+        command = (peer.python() or str(Path(peer.folder) / "bin" / "python"), str(serve), peer.adapter)
+        whole = EngineSpec(
+            name, command, _environment(threads, inherit_path=False), draft_model=draft_model, todo=peer.todo
         )
+        modes = [mode for mode in peer.processes if mode != DRAFT_MODEL_MODE or draft_model is not None]
+        specs += [
+            replace(whole, settings={"mode": mode}, modes=(mode,), measure_passes=not mode) for mode in modes
+        ] or [whole]
     return specs
 
 

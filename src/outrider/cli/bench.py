@@ -45,7 +45,7 @@ def compare(
     model: Annotated[str, typer.Option("--model", help="Alias, .gguf file, Hugging Face folder or hub id.")],
     draft_model: options.DraftModel = None,
     peers: Annotated[
-        str, typer.Option("--peers", help="Of llama.cpp, transformers, openvino, separated by commas; or none.")
+        str, typer.Option("--peers", help="Of llama.cpp, transformers, openvino, vllm, separated by commas; or none.")
     ] = "llama.cpp",
     prompts: Annotated[
         str | None, typer.Option("--prompts", metavar="FILE", help="JSON lines with 'prompt' or 'token_ids'.")
@@ -71,14 +71,13 @@ def compare(
     from rich.console import Console
 
     from outrider.bench import compare as bench
-    from outrider.bench.engines import outrider_specs, parse_peers, peer_specs, peers_python
+    from outrider.bench.engines import outrider_specs, parse_peers, peer_specs
     from outrider.cli._report import environment, write_json
     from outrider.errors import InvalidRequestError
     from outrider.models.loader.load import open_model
     from outrider.models.loader.resolve import resolve
 
     names = parse_peers(peers)
-    python = peers_python()
     _check_writable(json_path)
     if max_tokens < 2:
         raise InvalidRequestError(f"--max-tokens {max_tokens!r} leaves nothing to time after the first; give 2 or more")
@@ -88,7 +87,7 @@ def compare(
     specs = outrider_specs(speculative, settings, cores)
     if (draft := speculative.get("model")) is not None:
         draft = str(resolve(draft).path)
-    specs += peer_specs(names, python, draft, cores)
+    specs += peer_specs(names, draft, cores)
     opened = open_model(model)
     plan = bench.Plan(
         model=str(opened.source.path),

@@ -13,6 +13,7 @@ from outrider.config import EngineConfig, SpeculativeConfig, Verification
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.backends import build_model, resolve_device
 from outrider.engine.engine import Engine
 from outrider.engine.verify import verify
@@ -115,6 +116,8 @@ def _drafter(config: EngineConfig, target: OpenModel, device: torch.device, num_
         return None
     if method == "ngram":
         return NGramDrafter(min_match=speculative.prompt_lookup_min, max_match=speculative.prompt_lookup_max)
+    if method == "suffix":
+        return SuffixDrafter(floor=speculative.suffix_min_probability, cache_tokens=speculative.suffix_cache_tokens)
     if speculative.model is None:
         raise ConfigError("method='draft_model' needs 'model'")
     opened = open_model(speculative.model)

@@ -27,10 +27,14 @@ class Proposal:
     ``probs is None`` says *point mass*: the tokens are a deterministic function of what is committed (and, for
     a seeded request, of its TARGET noise). Otherwise ``probs[i]`` [vocab] is the very law that ``token_ids[i]``
     was drawn from, with DRAFT noise. There is no third state.
+
+    ``chances[i]``, if a drafter of point masses can tell, is its estimate of the probability that ``token_ids[i]`` is
+    reached and accepted. It may say how much of the proposal is worth a verification; it never decides what is emitted.
     """
 
     token_ids: tuple[int, ...] = ()
     probs: tuple[Weights, ...] | None = None
+    chances: tuple[float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

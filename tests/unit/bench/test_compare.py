@@ -64,10 +64,11 @@ def test_passes_and_memory(fake_peer: EngineSpec, seen: list[str]) -> None:
 
 
 def test_absent_and_broken_peers_are_named_and_the_others_go_on(
-    fake_peer: EngineSpec, bare_python: Path, seen: list[str]
+    fake_peer: EngineSpec, bare_python: Path, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = replace(fake_peer, name="absent", command=("/no/such/python",))
-    (bare,) = peer_specs(["llama.cpp"], str(bare_python), None, 1)
+    monkeypatch.setenv("OUTRIDER_PEERS_PYTHON", str(bare_python))
+    (bare,) = peer_specs(["llama.cpp"], None, 1)
     result = compare(plan((2, 3), (14, 3)), [as_outrider(fake_peer), absent, bare], seen.append)
     assert [(one.name, one.absent, one.todo) for one in result.missing] == [
         ("absent", True, "make fake"),
