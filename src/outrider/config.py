@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from outrider._validation import Strict
 from outrider.errors import ConfigError
 
-Method = Literal["auto", "ngram", "suffix", "draft_model", "off"]
+KnownMethod = Literal["ngram", "suffix", "prediction", "draft_model", "composite", "off"]
 Verification = Literal["auto", "standard", "block", "coupled"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "native", "reference"]
 Quantization = Literal["int8", "int4"]
+
+_CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 MAX_SPECULATIVE_TOKENS = 64
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
@@ -23,9 +26,15 @@ DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 class SpeculativeConfig(Strict):
     """Which drafter proposes tokens, and how many per step.
 
-    method                  ``auto`` takes ``draft_model`` if ``model`` is given, else ``ngram``
+    method                  ``ngram``, ``suffix``, ``prediction`` (only from the text that a request brings),
+                            ``draft_model``, ``composite`` (suffix, and the draft model where it promises more),
+                            ``off``, or a drafter of your own: an object, or ``package.module:Class``. ``auto`` takes
+                            ``draft_model`` if ``model`` is given, else ``ngram``. A request's ``prediction`` is drafted
+                            from with every method but ``off``
+    options                 keyword arguments for ``package.module:Class``
     model                   the draft model: alias, file, folder or hub id
     num_speculative_tokens  K, the most tokens drafted per step; 0 drafts nothing
+    draft_model_tokens      with ``composite``, the most tokens that the draft model drafts per step
     quantization            ``int8`` or ``int4``: the draft model's weights in groups of 32, rounded when loaded (CPU)
     draft_vocab_size        the draft model's output is trimmed to its so many lowest (most frequent) ids; lossless
     prompt_lookup_min/max   shortest and longest match, in tokens, of the ngram drafter
@@ -39,9 +48,11 @@ class SpeculativeConfig(Strict):
 
     what: ClassVar[str] = "speculative_config key"
 
-    method: Method = "auto"
+    method: Any = "auto"
+    options: dict[str, Any] = Field(default_factory=dict)
     model: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = DEFAULT_NUM_SPECULATIVE_TOKENS
+    draft_model_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = DEFAULT_NUM_SPECULATIVE_TOKENS
     quantization: Quantization | None = None
     draft_vocab_size: Annotated[int, Field(ge=1)] | None = None
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = 1
@@ -49,6 +60,17 @@ class SpeculativeConfig(Strict):
     suffix_min_probability: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
     suffix_cache_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = 1 << 20
     verification: Verification = "auto"
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, method: Any) -> Any:
+        known = ("auto", *get_args(KnownMethod))
+        if isinstance(method, str):
+            if method not in known and not _CLASS_NAME.fullmatch(method):
+                raise ValueError(f"must be one of {', '.join(known)}, or package.module:Class")
+        elif not all(callable(getattr(method, verb, None)) for verb in ("propose", "observe", "forget")):
+            raise ValueError("a drafter must have the methods propose, observe and forget")
+        return method
 
     @model_validator(mode="after")
     def _consistent(self) -> SpeculativeConfig:
@@ -61,13 +83,20 @@ class SpeculativeConfig(Strict):
         for key in ("quantization", "draft_vocab_size"):
             if self.model is None and getattr(self, key) is not None:
                 raise ValueError(f"{key} is the draft model's, but no 'model' is given")
-        if self.method in ("ngram", "suffix", "off") and self.model is not None:
+        if self.method not in ("auto", "draft_model", "composite") and self.model is not None:
             raise ValueError(f"method={self.method!r} takes no draft model, but model={self.model!r} was given")
+        if self.options and not self.plugin:
+            raise ValueError(f"options are for method='package.module:Class', not for method={self.method!r}")
         return self
 
     @property
-    def resolved_method(self) -> Literal["ngram", "suffix", "draft_model", "off"]:
-        """The method after ``auto`` is decided."""
+    def plugin(self) -> bool:
+        """True if ``method`` names a class to import."""
+        return isinstance(self.method, str) and ":" in self.method
+
+    @property
+    def resolved_method(self) -> Any:
+        """The method after ``auto`` is decided: a ``KnownMethod``, ``package.module:Class``, or a drafter."""
         if self.num_speculative_tokens == 0:
             return "off"
         if self.method == "auto":

@@ -22,10 +22,10 @@ class Status(Enum):
 class Request:
     """Tokens and progress of one request.
 
-    ``token_ids`` is prompt and output together. ``num_computed_tokens`` of them have K/V in the target's cache;
-    between steps a decoding request has ``num_computed_tokens == num_tokens - 1``, because the last token is
-    fed together with the next drafts. ``noise_seed`` keys all randomness of this request. ``drafting_stopped`` is set
-    when its drafter failed.
+    ``prediction_token_ids`` is what the caller expects as the output. ``token_ids`` is prompt and output together;
+    ``num_computed_tokens`` of them have K/V in the target's cache; between steps a decoding request has
+    ``num_computed_tokens == num_tokens - 1``, because the last token is fed together with the next drafts.
+    ``noise_seed`` keys all randomness of this request. ``drafting_stopped`` is set when its drafter failed.
     """
 
     request_id: str
@@ -34,6 +34,7 @@ class Request:
     noise_seed: int
     max_total_tokens: int
     end_token_ids: frozenset[int] = frozenset()
+    prediction_token_ids: tuple[int, ...] = ()
     arrival: int = 0
     status: Status = Status.WAITING
     token_ids: list[int] = field(default_factory=list)

@@ -56,6 +56,7 @@ class SamplingParams(Strict):
     logprobs_mode ``raw``: of the model's own law; ``processed``: of the law that the token was drawn from (greedy
                   requests: of the edited logits at temperature 1)
     num_speculative_tokens  a cap on the drafted tokens per step of this request; 0 turns speculation off
+    prediction    what the answer will probably be, text or token ids: drafted from, never a part of the law
     """
 
     what: ClassVar[str] = "sampling parameter"
@@ -84,6 +85,7 @@ class SamplingParams(Strict):
     prompt_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     logprobs_mode: LogprobsMode = "raw"
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
+    prediction: str | tuple[TokenId, ...] | None = None
 
     @classmethod
     def _error(cls, message: str, field: str | None) -> UserError:

@@ -97,6 +97,7 @@ class Engine:
             noise_seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             max_total_tokens=min(len(prompt_token_ids) + params.max_tokens, self.max_model_len),
             end_token_ids=self._end_token_ids,
+            prediction_token_ids=self._prediction(params.prediction),
             arrival=next(self._arrivals),
         )
         law = RequestLaw(
@@ -139,6 +140,21 @@ class Engine:
             raise InvalidRequestError("bad_words need a tokenizer; give bad_token_ids instead", param="bad_words")
         texts = [text for word in words for text in (word, f" {word.lstrip()}")]
         return [] if self._encode is None else [ids for text in texts if (ids := self._encode(text))]
+
+    def _prediction(self, prediction: str | Sequence[int] | None) -> tuple[int, ...]:
+        if prediction is None:
+            return ()
+        if not isinstance(prediction, str):
+            for token_id in prediction:
+                if token_id >= self.vocab_size:
+                    raise InvalidRequestError(
+                        f"prediction holds token id {token_id}, but ids go from 0 to {self.vocab_size - 1}",
+                        param="prediction",
+                    )
+            return tuple(prediction)
+        if self._encode is None:
+            raise InvalidRequestError("a prediction as text needs a tokenizer; give token ids", param="prediction")
+        return tuple(self._encode(prediction))
 
     def step(self) -> list[tuple[Request, StreamPiece]]:
         """Advance every scheduled request once; return what each one that gained tokens, or ended, gained."""

@@ -11,9 +11,8 @@ import torch
 
 from outrider.config import EngineConfig, SpeculativeConfig, Verification
 from outrider.drafters.base import Drafter
+from outrider.drafters.build import build_drafter
 from outrider.drafters.draft_model import Coupled, DraftModelDrafter
-from outrider.drafters.ngram import NGramDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.backends import build_model, resolve_device
 from outrider.engine.engine import Engine
 from outrider.engine.verify import verify
@@ -60,7 +59,7 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
         max_model_len = capacity
     runner = ModelRunner(target, num_blocks=num_blocks, block_size=config.block_size)
     speculative = config.speculative
-    drafter = _drafter(config, opened, device, num_blocks)
+    drafter = build_drafter(speculative, lambda: _model_drafter(config, opened, device, num_blocks))
     engine = Engine(
         runner,
         drafter,
@@ -109,15 +108,8 @@ def _free_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _drafter(config: EngineConfig, target: OpenModel, device: torch.device, num_blocks: int) -> Drafter | None:
+def _model_drafter(config: EngineConfig, target: OpenModel, device: torch.device, num_blocks: int) -> Drafter:
     speculative = config.speculative
-    method = speculative.resolved_method
-    if method == "off":
-        return None
-    if method == "ngram":
-        return NGramDrafter(min_match=speculative.prompt_lookup_min, max_match=speculative.prompt_lookup_max)
-    if method == "suffix":
-        return SuffixDrafter(floor=speculative.suffix_min_probability, cache_tokens=speculative.suffix_cache_tokens)
     if speculative.model is None:
         raise ConfigError("method='draft_model' needs 'model'")
     opened = open_model(speculative.model)

@@ -130,7 +130,7 @@ OPTIONS = {
 
 @settings(max_examples=300)
 @given(text=TEXT, count=st.integers(0, 8), options=st.fixed_dictionaries(OPTIONS))
-def test_what_follows_the_text_itself(text: list[int], count: int, options: dict[str, float]) -> None:
+def test_what_follows_the_text_itself(text: list[int], count: int, options: dict[str, Any]) -> None:
     draft = index_of(text).propose(count, **options)
     assert len(draft[0]) <= count
     assert sum(draft[2]) == pytest.approx(by_definition([text], text, True, count, **options))
@@ -145,7 +145,7 @@ def test_what_follows_the_text_itself(text: list[int], count: int, options: dict
     options=st.fixed_dictionaries(OPTIONS),
 )
 def test_what_follows_another_text(
-    texts: list[list[int]], tail: list[int], count: int, options: dict[str, float]
+    texts: list[list[int]], tail: list[int], count: int, options: dict[str, Any]
 ) -> None:
     draft = index_of(*texts).propose_after(tail, count, **options)
     assert sum(draft[2]) == pytest.approx(by_definition(texts, tail, False, count, **options))

@@ -1,0 +1,66 @@
+"""From settings to a drafter. What needs a model is handed in, because models are loaded above this layer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, get_args
+
+from outrider.config import KnownMethod, SpeculativeConfig
+from outrider.drafters.base import Drafter
+from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.errors import ConfigError
+
+
+def build_drafter(config: SpeculativeConfig, model_drafter: Callable[[], Drafter]) -> Drafter | None:
+    """The drafter that ``config`` asks for; None for ``off``. ``model_drafter`` loads the draft model.
+
+    Raises ``ConfigError`` if a class of the user's own cannot be imported or made.
+    """
+    method = config.resolved_method
+    if method == "off":
+        return None
+    if method == "prediction":
+        return PredictionDrafter()
+    retrieval: list[Drafter] = [PredictionDrafter()]
+    model: Drafter | None = None
+    most = config.num_speculative_tokens
+    if method == "ngram":
+        retrieval.append(NGramDrafter(min_match=config.prompt_lookup_min, max_match=config.prompt_lookup_max))
+    if method in ("suffix", "composite"):
+        floor, cache_tokens = config.suffix_min_probability, config.suffix_cache_tokens
+        retrieval.append(SuffixDrafter(floor=floor, cache_tokens=cache_tokens))
+    if method == "draft_model" or (method == "composite" and config.model is not None):
+        model = model_drafter()
+        most = min(most, config.draft_model_tokens) if method == "composite" else most
+    if method not in get_args(KnownMethod):
+        model = _own(config)
+    name = method if model is None or method == "composite" else model.name
+    return CompositeDrafter(retrieval, model, name=name, model_max_tokens=most)
+
+
+def _own(config: SpeculativeConfig) -> Drafter:
+    """The user's own drafter: an object as it is, or an object of the class that is named."""
+    drafter: Any = config.method
+    if config.plugin:
+        module, _, name = config.method.partition(":")
+        try:
+            drafter = importlib.import_module(module)
+            for part in name.split("."):
+                drafter = getattr(drafter, part)
+            drafter = drafter(**config.options)
+        except Exception as error:
+            raise ConfigError(
+                f"drafter {config.method!r} cannot be made: {type(error).__name__}: {error}; "
+                f"the module must be importable and the class take the given options"
+            ) from error
+    missing = [verb for verb in ("propose", "observe", "forget") if not callable(getattr(drafter, verb, None))]
+    if missing:
+        raise ConfigError(f"drafter {config.method!r} lacks the method {missing[0]!r}")
+    if not isinstance(getattr(drafter, "name", None), str):
+        raise ConfigError(f"drafter {config.method!r} lacks a name; give it an attribute name of type str")
+    own: Drafter = drafter
+    return own

@@ -1,0 +1,99 @@
+"""From settings to drafters, those of users included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from outrider.config import SpeculativeConfig
+from outrider.drafters.base import Drafter, DraftRequest, Proposal
+from outrider.drafters.build import build_drafter
+from outrider.errors import ConfigError
+from outrider.ops import native
+from outrider.request import Request
+
+
+class Repeater:
+    """A user's own drafter: the last token again and again."""
+
+    name = "repeater"
+
+    def __init__(self, times: int = 2) -> None:
+        self.times = times
+
+    def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
+        return [Proposal(tuple(entry.request.token_ids[-1:]) * min(self.times, entry.max_tokens)) for entry in batch]
+
+    def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None: ...
+
+    def forget(self, request_id: str) -> None: ...
+
+
+class Nameless:
+    propose = observe = forget = Repeater.forget
+
+
+def no_model() -> Drafter:
+    raise AssertionError("no draft model is wanted here")
+
+
+def built(**keys: Any) -> Drafter | None:
+    return build_drafter(SpeculativeConfig(**keys), no_model)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "prediction", "composite"])
+def test_methods_without_a_model(method: str) -> None:
+    if method in ("suffix", "composite") and not native.available():
+        pytest.skip("the native library is not built")
+    drafter = built(method=method)
+    assert drafter is not None
+    assert drafter.name == method
+
+
+def test_off_and_no_tokens_build_nothing() -> None:
+    assert built(method="off") is None
+    assert built(method="ngram", num_speculative_tokens=0) is None
+
+
+def test_a_model_drafter_is_asked_for_once() -> None:
+    asked = []
+
+    def model_drafter() -> Drafter:
+        asked.append(1)
+        return Repeater()
+
+    for method in ("draft_model", "composite"):
+        build_drafter(SpeculativeConfig(method=method, model="draft"), model_drafter)
+    assert len(asked) == 2
+
+
+def test_an_own_drafter_as_object_and_by_name() -> None:
+    for keys in (
+        {"method": Repeater(3)},
+        {"method": f"{__name__}:Repeater", "options": {"times": 3}},
+    ):
+        drafter = built(**keys)
+        assert drafter is not None
+        assert drafter.name == "repeater"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"method": "sufix"}, r"method='sufix': must be one of auto, ngram, suffix"),
+        ({"method": 7}, "must have the methods propose, observe and forget"),
+        ({"method": "no_such_module:Drafter"}, "'no_such_module:Drafter' cannot be made: ModuleNotFoundError"),
+        ({"method": f"{__name__}:Missing"}, "cannot be made: AttributeError"),
+        ({"method": f"{__name__}:Repeater", "options": {"tines": 1}}, "unexpected keyword argument 'tines'"),
+        ({"method": f"{__name__}:Nameless"}, "lacks a name"),
+        ({"method": f"{__name__}:no_model"}, "cannot be made: AssertionError"),
+        ({"method": "ngram", "options": {"a": 1}}, "options are for method='package.module:Class'"),
+        ({"method": "suffix", "model": "m"}, "method='suffix' takes no draft model"),
+        ({"method": f"{__name__}:Repeater", "model": "m"}, "takes no draft model"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built(**keys)
