@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from outrider.config import EngineConfig, SpeculativeConfig
     from outrider.llm import LLM
     from outrider.outputs import CompletionOutput, RequestOutput, SpecDecodeStats, StreamPiece
-    from outrider.sampling_params import SamplingParams
+    from outrider.sampling_params import SamplingParams, StructuredOutputs
 
 _HOME = {
     "LLM": "outrider.llm",
     "SamplingParams": "outrider.sampling_params",
+    "StructuredOutputs": "outrider.sampling_params",
     "EngineConfig": "outrider.config",
     "SpeculativeConfig": "outrider.config",
     "RequestOutput": "outrider.outputs",
@@ -32,6 +33,7 @@ __all__ = [
     "SpecDecodeStats",
     "SpeculativeConfig",
     "StreamPiece",
+    "StructuredOutputs",
     "__version__",
 ]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from outrider._validation import Strict
 from outrider.errors import InvalidRequestError, UserError
@@ -19,11 +20,77 @@ LogitsProcessor = Callable[[tuple[int, ...], Any], Any]
 """From all tokens so far, prompt first, and a row of logits [vocab] in float64, which it may change, to a new row."""
 
 
+class StructuredOutputs(Strict):
+    """What the output must be; exactly one of
+
+    json         an instance of this JSON schema: a dict, JSON text, or a pydantic model class
+    json_object  any JSON object
+    regex        a match of this regular expression, from first to last character
+    grammar      a text of this grammar in Lark's notation, as llguidance reads it
+    choice       one of these strings
+
+    ``after``: only what follows this text must be so, such as ``</think>``; before it everything may come. The grammar
+    begins with the token after the one that completes the text.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+    what: ClassVar[str] = "structured_outputs key"
+
+    json_schema: Annotated[dict[str, Any] | bool | None, Field(alias="json")] = None
+    json_object: Literal[True] | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    after: Annotated[str, Field(min_length=1)] | None = None
+
+    @classmethod
+    def _error(cls, message: str, field: str | None) -> UserError:
+        return InvalidRequestError(message, param="structured_outputs")
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _schema(cls, value: Any) -> Any:
+        if isinstance(value, type) and issubclass(value, BaseModel):
+            return value.model_json_schema()
+        if isinstance(value, str):
+            try:
+                return json.loads(value)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"is not JSON ({error})") from None
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> StructuredOutputs:
+        given = [kind for kind in _KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            names = ", ".join(_KINDS.values())
+            raise ValueError(
+                f"give exactly one of {names}, not {' and '.join(_KINDS[kind] for kind in given) or 'none'}"
+            )
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Which of them is given."""
+        return next(name for kind, name in _KINDS.items() if getattr(self, kind) is not None)
+
+
+_KINDS = {
+    "json_schema": "json",
+    "json_object": "json_object",
+    "regex": "regex",
+    "grammar": "grammar",
+    "choice": "choice",
+}
+
+
 class SamplingParams(Strict):
     """Sampling parameters of one request. Raises ``InvalidRequestError`` naming the field.
 
     What edits a row of logits, in the order in which it is applied:
 
+    structured_outputs  only what keeps the output in a JSON schema, regular expression, grammar or choice may come, and
+                        an end token once it is complete: ``StructuredOutputs``, or a dict of its keys
     allowed_token_ids   only these tokens may come
     bad_token_ids       tokens, or sequences of tokens, that may not come
     bad_words           the same as texts; each is ruled out as it is tokenised alone and after a space
@@ -70,6 +137,7 @@ class SamplingParams(Strict):
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
     logit_bias: dict[TokenId, Bias] = Field(default_factory=dict)
+    structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: Annotated[tuple[TokenId, ...], Field(min_length=1)] | None = None
     bad_token_ids: tuple[Annotated[tuple[TokenId, ...], Field(min_length=1)], ...] = ()
     bad_words: tuple[str, ...] = ()
@@ -90,6 +158,11 @@ class SamplingParams(Strict):
     @classmethod
     def _error(cls, message: str, field: str | None) -> UserError:
         return InvalidRequestError(message, param=field)
+
+    @field_validator("structured_outputs", mode="before")
+    @classmethod
+    def _of_keys(cls, value: Any) -> Any:
+        return StructuredOutputs(**value) if isinstance(value, dict) else value
 
     @field_validator("stop", "bad_words", mode="before")
     @classmethod
@@ -116,6 +189,8 @@ class SamplingParams(Strict):
     def _consistent(self) -> SamplingParams:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ValueError("structured_outputs end with an end token, so ignore_eos must not be set")
         return self
 
     @property

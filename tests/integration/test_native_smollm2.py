@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Engine
 from outrider.models.decoder import Decoder
 from outrider.models.loader.load import OpenModel, open_model
@@ -22,6 +24,7 @@ from outrider.models.native import NativeDecoder
 from outrider.ops import native
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
+from outrider.sampling.grammar import GrammarCompiler
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.speculation import FixedSpeculation
 from tests.unit.engine.helpers import KSchedule
@@ -78,6 +81,7 @@ def engine_over(
         controller or FixedSpeculation(4),
         new_stream=opened.tokenizer.stream,
         max_model_len=1024,
+        grammars=GrammarCompiler(opened.tokenizer.backend.to_str, opened.config.vocab_size, [2]),
         **settings,
     )
 
@@ -90,7 +94,9 @@ def draft_model_of(draft: NativeDecoder, opened: OpenModel) -> DraftModelDrafter
 DRAFTERS: dict[str, Callable[[NativeDecoder, OpenModel], Drafter | None]] = {
     "off": lambda draft, opened: None,
     "ngram": lambda draft, opened: NGramDrafter(min_match=1, max_match=4),
+    "suffix": lambda draft, opened: SuffixDrafter(),
     "draft_model": draft_model_of,
+    "composite": lambda draft, opened: CompositeDrafter([SuffixDrafter()], draft_model_of(draft, opened)),
 }
 
 
@@ -158,6 +164,7 @@ def test_k_changes_no_bit(
     assert [request.output_token_ids for request in requests] == alone[None][:2]
 
 
+SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "tags": {"type": "array"}}, "required": ["id"]}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 12},
     "top_p": {"top_p": 0.8},
@@ -170,6 +177,11 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "allowed_token_ids": {"allowed_token_ids": tuple(range(20, 4000))},
     "bad_token_ids": {"bad_token_ids": (28, 30, (260, 1789))},
     "min_tokens": {"min_tokens": 14, "ignore_eos": False, "stop_token_ids": (28, 30, 198)},
+    "json schema": {"ignore_eos": False, "structured_outputs": {"json": SCHEMA}},
+    "regex": {"ignore_eos": False, "structured_outputs": {"regex": r"[0-9]+(, [0-9]+)*\."}},
+    "choice": {"ignore_eos": False, "structured_outputs": {"choice": ["14, 15", "14, 16", "jumps over"]}},
+    "grammar": {"ignore_eos": False, "structured_outputs": {"grammar": 'start: (" " /[a-z0-9]+/)+ "."'}},
+    "grammar after a marker": {"ignore_eos": False, "structured_outputs": {"regex": "[a-z ]+", "after": ","}},
     "logits_processors": {"logits_processors": (lambda token_ids, row: row * (1.0 + 0.01 * (len(token_ids) % 7)),)},
 }
 

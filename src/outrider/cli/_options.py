@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,6 +26,16 @@ Logprobs = Annotated[
     int | None, typer.Option("--logprobs", help="With --json: log-probabilities, and those of the N most probable.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Fixes the answer, with or without speculation.")]
+JsonSchema = Annotated[
+    str | None, typer.Option("--json-schema", help="The output is an instance of this schema: a file, or JSON.")
+]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="The output is a JSON object.")]
+Regex = Annotated[str | None, typer.Option("--regex", help="The output matches this regular expression.")]
+GrammarFile = Annotated[str | None, typer.Option("--grammar-file", help="The output is of this Lark grammar.")]
+Choice = Annotated[list[str] | None, typer.Option("--choice", help="The output is this string; may be repeated.")]
+PredictionFile = Annotated[
+    str | None, typer.Option("--prediction-file", help="What the output will probably be; makes it faster where right.")
+]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; may be repeated.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")]
 Speculative = Annotated[
@@ -84,6 +95,40 @@ def load(model: str, speculative: dict[str, Any], **settings: Any) -> LLM:
             resolve(reference, progress)
     with Console(stderr=True).status(f"loading {model} …"):
         return LLM(model, speculative_config=speculative, **settings)
+
+
+def structured_outputs(
+    json_schema: str | None, json_object: bool, regex: str | None, grammar_file: str | None, choice: list[str] | None
+) -> dict[str, Any] | None:
+    """``StructuredOutputs`` keys from the options; None if none is given."""
+    keys: dict[str, Any] = {}
+    if json_schema is not None:
+        is_json = json_schema.lstrip().startswith("{")
+        keys["json"] = json_schema if is_json else read_text("--json-schema", json_schema)
+    if json_object:
+        keys["json_object"] = True
+    if regex is not None:
+        keys["regex"] = regex
+    if grammar_file is not None:
+        keys["grammar"] = read_text("--grammar-file", grammar_file)
+    if choice:
+        keys["choice"] = choice
+    return keys or None
+
+
+def read_text(option: str, path: str) -> str:
+    """The text of a file that ``option`` names, ``-`` being stdin. Raises ``InvalidRequestError``."""
+    from outrider.errors import InvalidRequestError
+
+    if path == "-":
+        return sys.stdin.read()
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidRequestError(f"cannot read {option} {path!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{option} {path!r} is not UTF-8 text") from None
 
 
 def sampling_params(**values: Any) -> SamplingParams:

@@ -30,6 +30,12 @@ def generate(
     seed: options.Seed = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
+    json_schema: options.JsonSchema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    grammar_file: options.GrammarFile = None,
+    choice: options.Choice = None,
+    prediction_file: options.PredictionFile = None,
     speculative_config: options.Speculative = "auto",
     draft_model: options.DraftModel = None,
     num_speculative_tokens: options.NumSpeculative = None,
@@ -52,6 +58,8 @@ def generate(
         seed=seed,
         stop=stop,
         ignore_eos=ignore_eos,
+        structured_outputs=options.structured_outputs(json_schema, json_object, regex, grammar_file, choice),
+        prediction=None if prediction_file is None else options.read_text("--prediction-file", prediction_file),
     )
     speculative = options.speculative_dict(speculative_config, draft_model, num_speculative_tokens)
     text = _prompt(prompt, prompt_file)
@@ -125,12 +133,4 @@ def _prompt(prompt: str | None, prompt_file: str | None) -> str:
         raise InvalidRequestError("give either --prompt or --prompt-file", param="prompt")
     if prompt is not None:
         return prompt
-    if prompt_file == "-":
-        return sys.stdin.read()
-    try:
-        with open(str(prompt_file), encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        raise InvalidRequestError(f"cannot read --prompt-file {prompt_file!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidRequestError(f"--prompt-file {prompt_file!r} is not UTF-8 text") from None
+    return options.read_text("--prompt-file", str(prompt_file))

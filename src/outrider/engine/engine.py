@@ -18,10 +18,11 @@ from outrider.errors import InvalidRequestError
 from outrider.outputs import CompletionOutput, FinishReason, RequestOutput, StreamPiece
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
+from outrider.sampling.grammar import Grammar, GrammarCompiler
 from outrider.sampling.noise import Noise
 from outrider.sampling.request_law import RequestLaw
 from outrider.sampling.rng import KeyedNoise
-from outrider.sampling_params import SamplingParams
+from outrider.sampling_params import SamplingParams, StructuredOutputs
 from outrider.scheduler.scheduler import Scheduler
 from outrider.scheduler.speculation import SpeculationController
 from outrider.verification.base import Proposal, VerifyResult
@@ -36,7 +37,7 @@ class Engine:
 
     ``speculation`` says which drafter is at work, or why none is. ``verify_with`` and ``noise_for`` are there for
     audits, which swap in faulty verifiers and noise that enumerates. ``encode`` turns the words of ``bad_words`` into
-    tokens.
+    tokens, and ``grammars`` what ``structured_outputs`` asks for into grammars over them.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Engine:
         max_num_batched_tokens: int = 512,
         end_token_ids: frozenset[int] = frozenset(),
         encode: Callable[[str], Sequence[int]] | None = None,
+        grammars: GrammarCompiler | None = None,
         seed: int | None = None,
         speculation: str = "",
         verify_with: Verify = verify,
@@ -67,6 +69,7 @@ class Engine:
         self.speculation = speculation or ("inactive: no drafter" if drafter is None else drafter.name)
         self._new_stream = new_stream
         self._encode = encode
+        self._grammars = grammars
         self._noise_for = noise_for
         self._end_token_ids = end_token_ids
         self._seeds = random.Random(seed)
@@ -106,6 +109,7 @@ class Engine:
             vocab_size=self.vocab_size,
             end_token_ids=request.ending_token_ids,
             bad_sequences=self._bad_sequences(params.bad_words),
+            grammar=self._grammar(params.structured_outputs),
         )
         request.metrics.arrival_time = time.monotonic()
         request.metrics.speculation = self.speculation
@@ -140,6 +144,13 @@ class Engine:
             raise InvalidRequestError("bad_words need a tokenizer; give bad_token_ids instead", param="bad_words")
         texts = [text for word in words for text in (word, f" {word.lstrip()}")]
         return [] if self._encode is None else [ids for text in texts if (ids := self._encode(text))]
+
+    def _grammar(self, wanted: StructuredOutputs | None) -> Grammar | None:
+        if wanted is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequestError("structured_outputs need a tokenizer", param="structured_outputs")
+        return self._grammars.grammar(wanted)
 
     def _prediction(self, prediction: str | Sequence[int] | None) -> tuple[int, ...]:
         if prediction is None:

@@ -21,6 +21,7 @@ from outrider.models.base import CausalModel
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
 from outrider.runner.model_runner import ModelRunner
+from outrider.sampling.grammar import GrammarCompiler
 from outrider.scheduler.speculation import FixedSpeculation
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         end_token_ids=frozenset(opened.config.eos_token_ids),
+        grammars=GrammarCompiler(opened.tokenizer.backend.to_str, target.vocab_size, opened.config.eos_token_ids),
         encode=partial(opened.tokenizer.encode, add_special_tokens=False),
         seed=config.seed,
         speculation=_describe(speculative, drafter),

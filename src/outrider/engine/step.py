@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -123,10 +124,21 @@ def _propose(engine: Engine, grants: Sequence[Grant]) -> dict[str, Proposal]:
     for entry, proposal in zip(batch, proposals, strict=True):
         try:
             check_proposal(proposal, vocab_size=engine.vocab_size, max_tokens=entry.max_tokens)
-            checked[entry.request.request_id] = proposal
+            checked[entry.request.request_id] = _legal(proposal, entry)
         except ValueError as error:
             engine.stop_drafting(entry.request, str(error))
     return checked
+
+
+def _legal(proposal: Proposal, entry: DraftRequest) -> Proposal:
+    """A point mass without what the request's grammar would reject; drawn drafts must stay as they were drawn."""
+    if proposal.probs is not None or not len(proposal):
+        return proposal
+    count = entry.law.num_legal(entry.request.token_ids, proposal.token_ids)
+    if count == len(proposal):
+        return proposal
+    chances = None if proposal.chances is None else proposal.chances[:count]
+    return replace(proposal, token_ids=proposal.token_ids[:count], chances=chances)
 
 
 def _propose_alone(engine: Engine, drafter: Drafter, entry: DraftRequest) -> Proposal:

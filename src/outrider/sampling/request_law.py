@@ -1,6 +1,6 @@
 """The law of one request at any of its places: its parameters made ready once, and its history.
 
-Edits of a row of logits, always in this order: allowed and bad tokens, logit bias, penalties, min_tokens, the
+Edits of a row of logits, always in this order: grammar, allowed and bad tokens, logit bias, penalties, min_tokens, the
 request's own processors; then ``law``. What depends on the tokens so far is evaluated for each place with the drafts
 before it, so a row's law is that of plain decoding, whoever asks: verifier, drafter, log-probabilities.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequestError
+from outrider.sampling.grammar import Grammar
 from outrider.sampling.history import History
 from outrider.sampling.law import greedy_token, law
 from outrider.sampling.logprobs import log_softmax
@@ -34,8 +35,11 @@ class RequestLaw:
         vocab_size: int,
         end_token_ids: Iterable[int] = (),
         bad_sequences: Iterable[Sequence[int]] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         """``bad_sequences`` are those of ``params.bad_words``; ``end_token_ids`` are what min_tokens holds back.
+
+        ``grammar`` is that of ``params.structured_outputs``, at its beginning.
 
         Raises ``InvalidRequestError`` if an id is not in the vocabulary or nothing is left that may come.
         """
@@ -46,6 +50,7 @@ class RequestLaw:
         self.params = params
         self._vocab_size = vocab_size
         self._num_prompt = len(prompt_token_ids)
+        self._grammar = grammar
         self._forbidden = _forbidden(params, [sequence[0] for sequence in bad if len(sequence) == 1], vocab_size)
         self._bad_sequences = [sequence for sequence in bad if len(sequence) > 1]
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
@@ -60,7 +65,8 @@ class RequestLaw:
                 param="allowed_token_ids",
             )
         self.edits = bool(
-            self._forbidden is not None
+            grammar is not None
+            or self._forbidden is not None
             or self._bad_sequences
             or len(self._bias_ids)
             or penalised
@@ -100,6 +106,10 @@ class RequestLaw:
             return logits
         greedy_token(logits)  # a NaN must be found before a mask hides it
         params, row = self.params, logits.copy()
+        if self._grammar is not None:
+            allowed = self._grammar.allowed(committed[self._num_prompt :], drafted)
+            if allowed is not None:
+                row[~allowed[: self._vocab_size]] = -np.inf
         if self._forbidden is not None:
             row[self._forbidden] = -np.inf
         for *before, last in self._bad_sequences:
@@ -113,7 +123,17 @@ class RequestLaw:
             row[self._end_ids] = -np.inf
         for processor in params.logits_processors:
             row = _processed(processor, (*committed, *drafted), row)
+        if self._grammar is not None and np.isneginf(row).all():
+            raise ValueError(
+                "nothing may come here: the grammar, min_tokens, allowed and bad tokens of this request leave no token"
+            )
         return row
+
+    def num_legal(self, committed: Sequence[int], drafted: Sequence[int]) -> int:
+        """How many of ``drafted`` the request's grammar lets come one after another; all without a grammar."""
+        if self._grammar is None:
+            return len(drafted)
+        return self._grammar.num_legal(committed[self._num_prompt :], drafted)
 
 
 def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
