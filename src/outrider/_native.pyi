@@ -136,3 +136,15 @@ class SuffixIndex:
         self, tail: Sequence[int], max_tokens: int, *, width: int = 1, min_match: int = 1, floor: float = 0.0
     ) -> tuple[list[int], list[int], list[float], int]:
         """What may follow ``tail``, the latest tokens of some other text."""
+
+def law(
+    logits: Array, best: int, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
+) -> NDArray[np.float64] | tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Probabilities [vocab], or ids and their probabilities where something is cut off. ``logits`` [vocab] are float32
+    or float64, none NaN or +inf; ``best`` is the id of the largest."""
+
+def token_report(logits: Array, best: int, token: int, num_top: int) -> tuple[float, int, list[tuple[int, float]]]:
+    """(log-probability, rank) of ``token``, and the most probable tokens with theirs."""
+
+def draw(weights: Array, key: int) -> tuple[int, float]:
+    """(index, sum of the weights): the draw of ``KeyedNoise``; -1 if the weights allow none."""

@@ -176,5 +176,6 @@ NB_MODULE(_native, m) {
     m.doc() = "Outrider's processor kernels.";
     outrider::bind_ops(m);
     outrider::bind_model(m);
+    outrider::bind_sampling(m);
     outrider::bind_suffix(m);
 }

@@ -45,6 +45,7 @@ void expect_size(const char* what, int64_t given, int64_t wanted);
 
 void bind_ops(nb::module_& m);
 void bind_model(nb::module_& m);
+void bind_sampling(nb::module_& m);
 void bind_suffix(nb::module_& m);
 
 }  // namespace outrider

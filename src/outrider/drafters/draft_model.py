@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from outrider.drafters.base import DraftRequest, Proposal
-from outrider.ops.native import max_and_argmax
+from outrider.ops.native import as_array, max_and_argmax
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
 from outrider.sampling.law import greedy_token, law
@@ -146,7 +146,7 @@ class DraftModelDrafter:
         if request.params.greedy and not draft.entry.law.edits:
             draft.token_ids.append(int(self._token_ids[int(max_and_argmax(row)[1])]))
             return
-        scores = row[0].double().cpu().numpy()
+        scores = as_array(row[0])
         if draft.entry.law.edits:
             edited = self._edited(draft, scores)
             # Settled before anything is drawn here, so that ending the proposal does not depend on what would be drawn.

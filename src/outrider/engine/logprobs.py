@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from outrider.ops.native import as_array
 from outrider.outputs import TokenLogprobs
 from outrider.request import Request
-from outrider.sampling.logprobs import log_softmax, report
-from outrider.sampling.noise import Weights
+from outrider.sampling.logprobs import report_of_logits
 from outrider.sampling.request_law import RequestLaw
 
 
@@ -22,7 +22,7 @@ def output_logprobs(request: Request, law: RequestLaw, token_ids: Sequence[int],
     if num_top is None:
         return []
     return [
-        report(law.logprobs(_row(rows, place), request.token_ids, token_ids[:place]), token_id, num_top)
+        law.report(as_array(rows[place]), token_id, num_top, request.token_ids, token_ids[:place])
         for place, token_id in enumerate(token_ids)
     ]
 
@@ -44,9 +44,4 @@ def record_prompt_logprobs(request: Request, rows: Tensor) -> None:
     for row, index in enumerate(range(request.num_computed_tokens + 1, request.num_computed_tokens + 1 + len(rows))):
         if index == len(request.prompt_logprobs) and index < len(request.prompt_token_ids):
             token_id = request.prompt_token_ids[index]
-            request.prompt_logprobs.append(report(log_softmax(_row(rows, row)), token_id, num_top))
-
-
-def _row(rows: Tensor, place: int) -> Weights:
-    row: Weights = rows[place].double().cpu().numpy()
-    return row
+            request.prompt_logprobs.append(report_of_logits(as_array(rows[row]), token_id, num_top))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from outrider.config import Verification
-from outrider.ops.native import max_and_argmax
+from outrider.ops.native import as_array, max_and_argmax
 from outrider.request import Request
 from outrider.sampling.noise import Noise, Weights
 from outrider.sampling.request_law import RequestLaw
@@ -37,7 +37,7 @@ def verify(
             raise ValueError("the target's logits are not finite (NaN or infinity); the model or its input is broken")
         greedy_ids = ids.tolist()
         return verify_match(proposal.token_ids, lambda row: greedy_ids[row])
-    rows, position, drafts = logits.double().cpu().numpy(), request.num_tokens, proposal.token_ids
+    rows, position, drafts = as_array(logits), request.num_tokens, proposal.token_ids
     if request.params.greedy:
         return verify_match(drafts, lambda row: law.greedy_token(rows[row], request.token_ids, drafts[:row]))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import ConfigError
@@ -44,6 +46,13 @@ def describe() -> str:
     if module is None:
         return problem
     return f"{module.variant()} kernels, {module.num_threads()} threads"
+
+
+def as_array(logits: Tensor) -> NDArray[np.floating[Any]]:
+    """``logits`` as NumPy reads them: float32 or float64 as they are, without a copy on a CPU; others as float32."""
+    wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    array: NDArray[np.floating[Any]] = wide.cpu().numpy()
+    return array
 
 
 def max_and_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:

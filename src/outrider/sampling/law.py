@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.sampling.kernels import native
 from outrider.sampling.noise import Weights
 from outrider.sampling_params import SamplingParams
 
@@ -40,7 +41,7 @@ def greedy_token(logits: Weights) -> int:
 
 
 def law(logits: Weights, params: SamplingParams) -> Weights:
-    """Probabilities [vocab] of the next token under ``params``, in the float type of ``logits`` [vocab].
+    """Probabilities [vocab] in float64 of the next token under ``params``, from float32 or float64 ``logits`` [vocab].
 
     temperature  logits / temperature; greedy parameters give a one-hot at the lowest id among the maxima
     top_k        exactly the k most probable tokens stay, ties by lowest id
@@ -57,11 +58,34 @@ def law(logits: Weights, params: SamplingParams) -> Weights:
     if logits.dtype not in (np.float32, np.float64):
         raise ValueError(f"logits must be float32 or float64, not {logits.dtype}")
     best = greedy_token(logits)
-    probs = np.zeros_like(logits)
+    probs = np.zeros(logits.shape)
     if params.greedy:
         probs[best] = 1.0
         return probs
+    if native is None:
+        return numpy_law(logits, params)
+    made = native.law(
+        np.ascontiguousarray(logits),
+        best,
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        typical_p=params.typical_p,
+    )
+    if isinstance(made, tuple):
+        ids, weights = made
+        probs[ids] = weights
+        return probs
+    dense: Weights = made
+    return dense
 
+
+def numpy_law(logits: Weights, params: SamplingParams) -> Weights:
+    """``law`` of parameters that are not greedy, in NumPy: where there are no native routines, and their oracle."""
+    logits = logits.astype(np.float64)
+    best = greedy_token(logits)
+    probs = np.zeros_like(logits)
     # Temperature keeps the order, so top-k may look at the logits and spare the exponentials.
     ids = _top_k_ids(logits, params.top_k)
     weights = _softmax_weights(logits if ids is None else logits[ids], logits[best], params.temperature)

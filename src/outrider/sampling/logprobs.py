@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.outputs import TokenLogprobs
+from outrider.sampling.kernels import native
 from outrider.sampling.law import greedy_token
 from outrider.sampling.noise import Weights
 
@@ -14,6 +15,15 @@ def log_softmax(logits: Weights) -> Weights:
     shifted = logits - logits[greedy_token(logits)]
     result: Weights = shifted - np.log(np.exp(shifted).sum())
     return result
+
+
+def report_of_logits(logits: Weights, token_id: int, num_top: int) -> TokenLogprobs:
+    """``report`` of the log-softmax of ``logits`` [vocab], float32 or float64, without making that."""
+    if native is None:
+        return report(log_softmax(logits.astype(np.float64)), token_id, num_top)
+    best = greedy_token(logits)
+    logprob, rank, top = native.token_report(np.ascontiguousarray(logits), best, token_id, num_top)
+    return TokenLogprobs(token_id, logprob, rank, tuple(top))
 
 
 def report(logprobs: Weights, token_id: int, num_top: int) -> TokenLogprobs:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequestError
+from outrider.outputs import TokenLogprobs
 from outrider.sampling.grammar import Grammar
 from outrider.sampling.history import History
 from outrider.sampling.law import greedy_token, law
-from outrider.sampling.logprobs import log_softmax
+from outrider.sampling.logprobs import report, report_of_logits
 from outrider.sampling.noise import Weights
 from outrider.sampling_params import LogitsProcessor, SamplingParams
 
@@ -86,26 +87,28 @@ class RequestLaw:
         """The most probable token there; raises as ``probs`` does."""
         return greedy_token(self.edited(logits, committed, drafted))
 
-    def logprobs(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
-        """Log-probabilities [vocab] there, as ``params.logprobs_mode`` wants them; raises as ``probs`` does.
+    def report(
+        self, logits: Weights, token_id: int, num_top: int, committed: Sequence[int], drafted: Sequence[int] = ()
+    ) -> TokenLogprobs:
+        """Log-probabilities there, as ``params.logprobs_mode`` wants them, of ``token_id`` and the most probable ones.
 
-        ``processed`` ones are those of ``probs``, with -inf for what can not come. A greedy law says nothing but which
-        token comes, so greedy requests get those of the edited logits.
+        ``processed`` ones are those of ``probs``. A greedy law says nothing but which token comes, so greedy requests
+        get those of the edited logits. Raises as ``probs`` does.
         """
         if self.params.logprobs_mode == "raw":
-            return log_softmax(logits)
+            return report_of_logits(logits, token_id, num_top)
         if self.params.greedy:
-            return log_softmax(self.edited(logits, committed, drafted))
+            return report_of_logits(self.edited(logits, committed, drafted), token_id, num_top)
         with np.errstate(divide="ignore"):
-            result: Weights = np.log(self.probs(logits, committed, drafted))
-        return result
+            return report(np.log(self.probs(logits, committed, drafted)), token_id, num_top)
 
     def edited(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
-        """``logits`` [vocab] as they are before temperature; they themselves if nothing edits them."""
+        """``logits`` [vocab] as they are before temperature, in float64; they themselves if nothing edits them."""
         if not self.edits:
             return logits
         greedy_token(logits)  # a NaN must be found before a mask hides it
-        params, row = self.params, logits.copy()
+        params = self.params
+        row: Weights = logits.astype(np.float64)
         if self._grammar is not None:
             allowed = self._grammar.allowed(committed[self._num_prompt :], drafted)
             if allowed is not None:

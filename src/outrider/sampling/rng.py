@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.sampling.kernels import native
 from outrider.sampling.noise import STEP_PURPOSES, Purpose, Weights
 
 _MASK = 2**64 - 1
@@ -104,23 +105,37 @@ class KeyedNoise:
         go to the lowest index. With u uniform, E = -log(u) and Gumbel noise -log(E), the argmax is that of
         weight / E, which saves two logarithms per index.
         """
-        ids = (weights != 0.0).nonzero()[0]
-        support = weights[ids].astype(np.float64)
-        total = float(np.add.reduce(support))
-        if not 0.0 < total < np.inf or np.minimum.reduce(support) < 0.0:
-            raise ValueError(f"cannot draw: weights must be non-negative with a positive finite sum, not {total!r}")
-        words = ids.astype(np.uint64)
-        words += _N1
-        words *= _N_GAMMA
-        words += np.uint64(self._key(position, purpose))
-        _mix_array(words)
-        words >>= _N12
-        words <<= _N1
-        words |= _N1
-        exponential = words.astype(np.float64)
-        exponential *= _ULP
-        np.log(exponential, out=exponential)
-        # -E stands below, so the winner is the most negative; dividing by the total keeps all in range.
-        support /= total
-        support /= exponential
-        return int(ids[support.argmin()])
+        if native is None:
+            return numpy_draw(weights, self._key(position, purpose))
+        index, total = native.draw(np.ascontiguousarray(weights, dtype=np.float64), self._key(position, purpose))
+        if index < 0:
+            raise _not_weights(total)
+        return int(index)
+
+
+def numpy_draw(weights: Weights, key: int) -> int:
+    """``KeyedNoise.draw`` in NumPy: where there are no native routines, and their oracle."""
+    ids = (weights != 0.0).nonzero()[0]
+    support = weights[ids].astype(np.float64)
+    total = float(np.add.reduce(support))
+    if not 0.0 < total < np.inf or np.minimum.reduce(support) < 0.0:
+        raise _not_weights(total)
+    words = ids.astype(np.uint64)
+    words += _N1
+    words *= _N_GAMMA
+    words += np.uint64(key)
+    _mix_array(words)
+    words >>= _N12
+    words <<= _N1
+    words |= _N1
+    exponential = words.astype(np.float64)
+    exponential *= _ULP
+    np.log(exponential, out=exponential)
+    # -E stands below, so the winner is the most negative; dividing by the total keeps all in range.
+    support /= total
+    support /= exponential
+    return int(ids[support.argmin()])
+
+
+def _not_weights(total: float) -> ValueError:
+    return ValueError(f"cannot draw: weights must be non-negative with a positive finite sum, not {total!r}")

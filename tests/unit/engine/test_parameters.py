@@ -109,7 +109,9 @@ def test_every_drafter_gives_the_plain_answer(parameter: str, how: dict[str, Any
         assert not any("inactive" in output.metrics.speculation for output in drafted), name
 
 
-@pytest.mark.parametrize("parameter", set(PARAMETERS) - {"none", "logprobs", "stop_token_ids", "stop", "min_tokens"})
+@pytest.mark.parametrize(
+    "parameter", sorted(set(PARAMETERS) - {"none", "logprobs", "stop_token_ids", "stop", "min_tokens"})
+)
 def test_each_parameter_makes_a_difference(parameter: str) -> None:
     def answers(settings: dict[str, Any]) -> list[Any]:
         params = SamplingParams(max_tokens=20, seed=3, ignore_eos=True, **settings)

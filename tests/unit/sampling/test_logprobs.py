@@ -53,7 +53,7 @@ def test_raw_ignores_every_parameter_and_processed_follows_them() -> None:
     def top(mode: str, **more: float) -> TokenLogprobs:
         params = SamplingParams(**{**settings, **more, "logprobs_mode": mode})  # type: ignore[arg-type]
         law = RequestLaw(params, [0], vocab_size=4)
-        return report(law.logprobs(row, [0]), 0, 4)
+        return law.report(row, 0, 4, [0])
 
     raw = top("raw")
     assert raw.top == tuple(enumerate(row.tolist()))

@@ -1,0 +1,82 @@
+// Python bindings of laws, draws and log-probabilities.
+#include <cmath>
+#include <stdexcept>
+
+#include <nanobind/stl/pair.h>
+
+#include "bindings.h"
+#include "sampling.h"
+
+namespace outrider {
+namespace {
+
+using Row = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Weights = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+template <class T>
+nb::ndarray<nb::numpy, T> array_of(std::vector<T>&& values) {
+    auto* kept = new std::vector<T>(std::move(values));
+    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    const size_t shape[] = {kept->size()};
+    return nb::ndarray<nb::numpy, T>(kept->data(), 1, shape, owner);
+}
+
+// Calls with the row as float or double, and its size.
+template <class Body>
+auto with_row(const Row& row, const Body& body) {
+    const int64_t size = int64_t(row.shape(0));
+    if (size < 1) fail("a row of logits must not be empty");
+    if (row.dtype() == nb::dtype<float>()) return body(static_cast<const float*>(row.data()), size);
+    if (row.dtype() == nb::dtype<double>()) return body(static_cast<const double*>(row.data()), size);
+    fail("logits must be float32 or float64");
+}
+
+template <class T>
+double checked(const T* row, int64_t size, int64_t peak) {
+    if (peak < 0 || peak >= size) fail("token id " + std::to_string(peak) + " is not below " + std::to_string(size));
+    if (!std::isfinite(double(row[peak]))) fail("the largest logit is not finite");
+    return double(row[peak]);
+}
+
+nb::object py_law(const Row& row, int64_t best, double temperature, int64_t top_k, double top_p, double min_p,
+                  double typical_p) {
+    const LawOptions options{temperature, top_k, top_p, min_p, typical_p};
+    return with_row(row, [&](const auto* logits, int64_t size) -> nb::object {
+        const double peak = checked(logits, size, best);
+        if (!options.truncates(size)) {
+            std::vector<double> probs(size_t(size), 0.0);
+            dense_law(logits, size, peak, temperature, probs.data());
+            return nb::cast(array_of(std::move(probs)));
+        }
+        SparseLaw law = sparse_law(logits, size, peak, options);
+        return nb::make_tuple(array_of(std::move(law.ids)), array_of(std::move(law.weights)));
+    });
+}
+
+nb::tuple py_report(const Row& row, int64_t best, int64_t token, int64_t num_top) {
+    return with_row(row, [&](const auto* logits, int64_t size) {
+        const double peak = checked(logits, size, best);
+        if (token < 0 || token >= size) fail("token id " + std::to_string(token) + " is not below " + std::to_string(size));
+        const TokenReport report = token_report(logits, size, peak, token, num_top);
+        return nb::make_tuple(report.logprob, report.rank, report.top);
+    });
+}
+
+nb::tuple py_draw(const Weights& weights, uint64_t key) {
+    double total = 0.0;
+    const int64_t index = keyed_draw(weights.data(), int64_t(weights.shape(0)), key, &total);
+    return nb::make_tuple(index, total);
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+    m.def("law", &py_law, nb::arg("logits"), nb::arg("best"), nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"),
+          nb::arg("top_p"), nb::arg("min_p"), nb::arg("typical_p"));
+    m.def("token_report", &py_report, nb::arg("logits"), nb::arg("best"), nb::arg("token"), nb::arg("num_top"));
+    m.def("draw", &py_draw, nb::arg("weights"), nb::arg("key"));
+}
+
+}  // namespace outrider

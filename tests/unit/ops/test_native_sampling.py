@@ -1,0 +1,145 @@
+"""The native law, draw and log-probabilities against NumPy's, which the rest of the tests hold to the definitions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.ops import native
+from outrider.sampling.law import greedy_token, law, numpy_law
+from outrider.sampling.logprobs import log_softmax, report, report_of_logits
+from outrider.sampling.noise import Purpose, Weights
+from outrider.sampling.rng import KeyedNoise, numpy_draw
+from outrider.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([1e-3, 0.3, 0.8, 1.0, 2.0, 100.0]),
+    top_k=st.sampled_from([0, -1, 2, 5, 40, 300, 100_000]),
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.01]),
+    min_p=st.sampled_from([0.0, 1e-4, 0.05, 0.9]),
+    typical_p=st.sampled_from([1.0, 0.9, 0.2]),
+)
+SIZES = st.one_of(st.integers(1, 40), st.integers(1000, 5000))
+
+
+def row_of(seed: int, size: int, spread: float, masked: float, dtype: Any) -> Weights:
+    """A random row, some of it masked with -inf, some values several times."""
+    rng = np.random.default_rng(seed)
+    row = (spread * rng.standard_normal(size)).astype(dtype)
+    row[rng.random(size) < masked] = -np.inf
+    row[rng.integers(size, size=size // 8)] = row[rng.integers(size)]
+    row[rng.integers(size)] = 1.5
+    return row
+
+
+ROWS = st.builds(
+    row_of,
+    st.integers(0, 2**32),
+    SIZES,
+    st.sampled_from([0.1, 3.0, 30.0]),
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from([np.float32, np.float64]),
+)
+
+
+@settings(max_examples=300)
+@given(ROWS, PARAMS)
+def test_laws_agree(row: Weights, params: SamplingParams) -> None:
+    if params.greedy:
+        return
+    own, other = law(row, params), numpy_law(row, params)
+    assert own.dtype == np.float64
+    assert np.array_equal(own > 1e-290, other > 1e-290), "another set of tokens is kept"
+    assert np.allclose(own, other, rtol=1e-12, atol=1e-290)
+
+
+@pytest.mark.parametrize("keys", [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 5000}, {"min_p": 0.02}], ids=str)
+def test_laws_agree_on_a_large_vocabulary(keys: dict[str, Any]) -> None:
+    row = row_of(1, 151_936, 3.0, 0.0, np.float32)
+    params = SamplingParams(temperature=0.8, **keys)
+    assert np.allclose(law(row, params), numpy_law(row, params), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
+def test_equal_tokens_are_cut_by_lowest_id(top_p: float) -> None:
+    probs = law(np.zeros(4), SamplingParams(temperature=1.0, top_p=top_p))
+    assert np.flatnonzero(probs).tolist() == list(range(int(4 * top_p)))
+
+
+def test_a_law_depends_on_its_row_alone() -> None:
+    rows = np.stack([row_of(seed, 3000, 3.0, 0.2, np.float32) for seed in range(6)])
+    params = SamplingParams(temperature=0.9, top_p=0.97)
+    alone = [law(row.copy(), params) for row in rows]
+    for shift in range(6):
+        for at in np.roll(np.arange(6), shift):
+            assert np.array_equal(law(rows[at], params), alone[at])
+    strided = np.empty((3000, 2), dtype=np.float32)
+    strided[:, 0] = rows[0]
+    assert np.array_equal(law(strided[:, 0], params), alone[0]), "a row need not lie in one piece"
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(0, 2**32), SIZES, st.sampled_from([0.0, 0.5, 0.999]), st.sampled_from([1.0, 1e-300, 1e300, 1e-3]),
+    st.integers(0, 2**40), st.sampled_from(Purpose),
+)  # fmt: skip
+def test_draws_agree(seed: int, size: int, zeros: float, scale: float, position: int, purpose: Purpose) -> None:
+    rng = np.random.default_rng(seed)
+    weights = scale * rng.exponential(size=size) ** rng.integers(1, 8)
+    weights[rng.random(size) < zeros] = 0.0
+    weights[rng.integers(size)] = scale
+    noise = KeyedNoise(seed)
+    assert noise.draw(weights, position, purpose) == numpy_draw(weights, noise._key(position, purpose))
+
+
+def test_many_draws_from_a_flat_law_agree() -> None:
+    """Where nearly every token comes close to winning, skipping logarithms must not skip the winner."""
+    weights = np.ones(500)
+    for position in range(2000):
+        noise = KeyedNoise(9)
+        key = noise._key(position, Purpose.TARGET)
+        assert noise.draw(weights, position, Purpose.TARGET) == numpy_draw(weights, key)
+
+
+@pytest.mark.parametrize(
+    "weights", [[0.0, 0.0], [1.0, -0.1], [math.nan, 1.0], [math.inf, 1.0], [1.0, -math.inf], []], ids=str
+)
+def test_weights_that_are_none_are_refused_alike(weights: list[float]) -> None:
+    array = np.array(weights)
+    with pytest.raises(ValueError, match="must be non-negative with a positive finite sum"):
+        KeyedNoise(0).draw(array, 0, Purpose.TARGET)
+    with pytest.raises(ValueError, match="must be non-negative with a positive finite sum"):
+        numpy_draw(array, 1)
+
+
+@settings(max_examples=200)
+@given(ROWS, st.integers(0, 2**32), st.sampled_from([0, 1, 5, 300, 1000]))
+def test_reports_agree(row: Weights, seed: int, num_top: int) -> None:
+    token = seed % len(row)
+    own, other = report_of_logits(row, token, num_top), report(log_softmax(row.astype(np.float64)), token, num_top)
+    assert own.logprob == pytest.approx(other.logprob, rel=1e-12, abs=1e-12)
+    assert own.rank == other.rank
+    assert [token_id for token_id, _ in own.top] == [token_id for token_id, _ in other.top]
+    assert np.allclose([value for _, value in own.top], [value for _, value in other.top], rtol=1e-12, atol=1e-12)
+    assert report_of_logits(row, greedy_token(row), 1).top[0][0] == greedy_token(row)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    library, row = native.library(), np.zeros(4, dtype=np.float32)
+    keys = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+    with pytest.raises(ValueError, match="must not be empty"):
+        library.law(row[:0], 0, **keys)
+    with pytest.raises(ValueError, match="4 is not below 4"):
+        library.law(row, 4, **keys)
+    with pytest.raises(ValueError, match="float32 or float64"):
+        library.law(row.astype(np.int64), 0, **keys)
+    with pytest.raises(ValueError, match="-1 is not below 4"):
+        library.token_report(row, 0, -1, 2)
