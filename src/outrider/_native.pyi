@@ -34,6 +34,8 @@ class KVCache:
     """K and V of all layers, each [num_blocks, block_size, kv_heads, head_dim], float32 or bfloat16."""
 
     def __init__(self, keys: Sequence[Array], values: Sequence[Array]) -> None: ...
+    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        """Copy K and V of each slot to another, in every layer, one after another."""
 
 class Model:
     """A whole decoder. A layer is a mapping with
@@ -74,12 +76,14 @@ class Model:
         logits: Array,
         hidden: Array | None = None,
         tree: Array | None = None,
+        tree_start: Sequence[int] | None = None,
     ) -> None:
         """Write the rows' K/V and fill ``logits`` [num_logits, rows of lm_head] float32.
 
         token_ids, positions, slot_mapping [rows] int64; block_tables [requests, max_blocks] int64; logit_rows
-        [num_logits] int64; hidden [rows, hidden] float32 receives the last layer's output before the final norm; tree
-        [rows] uint64 holds for each row the bitmask of its request's new rows that it sees, itself included.
+        [num_logits] int64; hidden [rows, hidden] float32 receives the last layer's output before the final norm. A row
+        at position p >= tree_start[request] is a node of a tree: tree [rows, depth] int64 holds the places in the
+        request of its keys at the positions from tree_start to p. Every other row's position is its place.
         """
 
 def pack_gguf(raw: Array, ggml_type: int, rows: int, cols: int, order: Array | None = None) -> PackedMatrix: ...
@@ -104,6 +108,7 @@ def attention(
     scale: float,
     window: int = 0,
     tree: Array | None = None,
+    tree_start: Sequence[int] | None = None,
 ) -> NDArray[np.float32]: ...
 def read_all(data: Array) -> int: ...
 def num_threads() -> int: ...

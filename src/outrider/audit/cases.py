@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.audit.enumerate import enumerate_outcomes
+from outrider.audit.tree_parts import TreeBuild
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
@@ -24,9 +25,10 @@ from outrider.verification.standard import verify_standard
 Asked = ParamSpec("Asked")
 Tokens = tuple[int, ...]
 DraftLaw = Callable[[Tokens], Weights]
-Drafting = Literal["sampled", "point mass", "coupled"]
-"""Drafts drawn from a law with DRAFT noise; the most probable ones; drawn with the target's own noise."""
-Verifier = Literal["standard", "block", "match"]
+Drafting = Literal["sampled", "with replacement", "point mass", "coupled"]
+"""Drafts drawn from a law with DRAFT noise (in trees the second kind, too); the most probable ones; drawn with the
+target's own noise."""
+Verifier = Literal["standard", "block", "match", "traversal", "recursive", "tree match"]
 
 PROMPT: Tokens = (0, 1)
 
@@ -135,6 +137,7 @@ class Build:
     match: MatchVerifier = verify_match
     target_tokens: Callable[[TargetLaw, Noise, int], TargetToken] = sampled_tokens
     at_step: Callable[[Noise, int], Noise] = lambda noise, start: noise.at_step(start)
+    tree: TreeBuild = TreeBuild()
 
 
 @dataclass(frozen=True)
@@ -221,25 +224,28 @@ class Case:
             def after(law: Callable[[Tokens, int], Weights]) -> DraftLaw:
                 return lambda longer: law(longer, len(longer) - position)
 
-            proposal = build.draft(
-                DraftRequest(
-                    self.drafting, after(draft_law), after(soft_draft_law), context, room - 1, self.stop_below
-                ),
-                noise,
+            request = DraftRequest(
+                self.drafting, after(draft_law), after(soft_draft_law), context, room - 1, self.stop_below
             )
-
-            def row(place: int) -> Weights:
-                return target_law(context + proposal.token_ids[:place], place)
-
-            if self.verifier == "standard":
-                result = build.standard(proposal, row, noise, position)
-            elif self.verifier == "block":
-                result = build.block(proposal, row, noise, position)
-            else:
-                result = build.match(proposal.token_ids, build.target_tokens(row, noise, position))
-            return (*proposal.token_ids[: result.num_accepted], result.token_id)
+            return self._emitted(build, request, lambda drafted: target_law(context + drafted, len(drafted)), noise)
 
         return step
+
+    def _emitted(self, build: Build, request: DraftRequest, law_after: DraftLaw, noise: Noise) -> Tokens:
+        """Draft and verify; ``law_after(drafted)`` is the target's law [vocab] after these drafts."""
+        position = len(request.context)
+        proposal = build.draft(request, noise)
+
+        def row(place: int) -> Weights:
+            return law_after(proposal.token_ids[:place])
+
+        if self.verifier == "standard":
+            result = build.standard(proposal, row, noise, position)
+        elif self.verifier == "block":
+            result = build.block(proposal, row, noise, position)
+        else:
+            result = build.match(proposal.token_ids, build.target_tokens(row, noise, position))
+        return (*proposal.token_ids[: result.num_accepted], result.token_id)
 
     def _reached(self, build: Build, target: TableModel, draft: TableModel) -> dict[Tokens, float]:
         """The law of what one step emits, or with ``repeat`` of what the steps to the horizon emit."""
@@ -310,7 +316,7 @@ _TRUNCATED = SamplingParams(temperature=0.7, top_k=3, top_p=0.85)
 _BIASED = SamplingParams(logit_bias={0: 1.5, 2: -1.0}, bad_token_ids=((1, 2), (0, 0)))
 _PENALISED = SamplingParams(repetition_penalty=1.6, frequency_penalty=0.9, presence_penalty=-0.7)
 _FEW_DRAFTS = ((3, 1), (4, 1), (3, 2), (4, 2), (3, 3))
-_TRAITS: dict[str, dict[str, Any]] = {
+TRAITS: dict[str, dict[str, Any]] = {
     "context-dependent laws": {},
     "zeros in both laws": {"zeros": 0.35},
     "draft = target": {"draft_is_target": True},
@@ -331,7 +337,7 @@ _TRAITS: dict[str, dict[str, Any]] = {
         "repeat": True,
     },
 }
-_PARAMETER_TRAITS: dict[str, dict[str, Any]] = {
+PARAMETER_TRAITS: dict[str, dict[str, Any]] = {
     "min-p": _alike(SamplingParams(temperature=1.2, min_p=0.25)),
     "typical": _alike(SamplingParams(typical_p=0.7)),
     "logit bias and bad sequences": _alike(_BIASED),
@@ -365,7 +371,7 @@ _REPEAT_WITHIN = 3**4
 def all_cases() -> Iterator[Case]:
     """The grid: ways to draft and verify x (vocabulary, K) x traits; the models differ by the last two."""
     for verifier, drafting in _WAYS:
-        grid = [*product(_SHAPES, _TRAITS.items()), *product(_FEW_DRAFTS, _PARAMETER_TRAITS.items())]
+        grid = [*product(_SHAPES, TRAITS.items()), *product(_FEW_DRAFTS, PARAMETER_TRAITS.items())]
         for seed, ((vocab_size, num_drafts), (trait, settings)) in enumerate(grid):
             case = Case(trait, vocab_size, num_drafts, verifier, drafting, seed=seed, **settings)
             if not case.repeat or case.num_strings <= _REPEAT_WITHIN:

@@ -1,6 +1,6 @@
 """Noise that takes every value: laws of random procedures computed exactly by running them along every branch.
 
-``EnumeratingNoise`` keeps, for each key (position, purpose, step), the interval in which that key's one uniform number
+``EnumeratingNoise`` keeps, for each key (position, purpose, step, branch), the interval in which that key's one uniform number
 still lies. A comparison or a draw splits the interval, each part being a branch of conditional probability
 part / whole; the branch taken narrows it. So noise used twice is one number used twice, and a verifier that shares
 noise where it must not gets a wrong law rather than a lucky one.
@@ -18,7 +18,7 @@ from outrider.errors import IntegrityError
 from outrider.sampling.noise import STEP_PURPOSES, Purpose, Weights
 
 Result = TypeVar("Result")
-Key = tuple[int, Purpose, int | None]
+Key = tuple[int, Purpose, int | None, int]
 
 
 @dataclass
@@ -45,11 +45,15 @@ class EnumeratingNoise:
         """This noise for the step whose first new token stands at ``start``."""
         return StepNoise(self, start)
 
-    def uniform(self, position: int, purpose: Purpose, step: int | None = None) -> SymbolicUniform:
+    def uniform(
+        self, position: int, purpose: Purpose, *, branch: int = 0, step: int | None = None
+    ) -> SymbolicUniform:
         """The uniform number of this key, not yet settled further than earlier questions settled it."""
-        return SymbolicUniform(self, (position, purpose, step))
+        return SymbolicUniform(self, (position, purpose, step, branch))
 
-    def draw(self, weights: Weights, position: int, purpose: Purpose, step: int | None = None) -> int:
+    def draw(
+        self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0, step: int | None = None
+    ) -> int:
         """An index of positive weight: the one whose share of (0, 1) the key's uniform number falls into.
 
         Raises ``ValueError`` if ``weights`` [vocab] are negative or have no positive finite sum.
@@ -60,7 +64,7 @@ class EnumeratingNoise:
         if not 0.0 < total < inf or min(values) < 0.0:
             raise ValueError(f"cannot draw: weights must be non-negative with a positive finite sum, not {total!r}")
         edges = [0.0, *(mass / total for mass in cumulative)]
-        return self.split((position, purpose, step), edges)
+        return self.split((position, purpose, step, branch), edges)
 
     def split(self, key: Key, edges: Sequence[float]) -> int:
         """The index i of the part [edges[i], edges[i+1]) that holds the key's number, after branching over all."""
@@ -93,13 +97,13 @@ class StepNoise:
         """The same for another step."""
         return StepNoise(self.noise, start)
 
-    def uniform(self, position: int, purpose: Purpose) -> SymbolicUniform:
+    def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> SymbolicUniform:
         """The uniform number of this key."""
-        return self.noise.uniform(position, purpose, self._step(purpose))
+        return self.noise.uniform(position, purpose, branch=branch, step=self._step(purpose))
 
-    def draw(self, weights: Weights, position: int, purpose: Purpose) -> int:
+    def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
         """An index drawn by ``weights`` [vocab]."""
-        return self.noise.draw(weights, position, purpose, self._step(purpose))
+        return self.noise.draw(weights, position, purpose, branch=branch, step=self._step(purpose))
 
     def _step(self, purpose: Purpose) -> int | None:
         return self.start if purpose in STEP_PURPOSES else None

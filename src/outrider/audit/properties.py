@@ -43,11 +43,11 @@ class FixedNoise:
         """The same, whatever the step."""
         return self
 
-    def uniform(self, position: int, purpose: Purpose) -> float:
+    def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> float:
         """``u``, whatever the key."""
         return self.u
 
-    def draw(self, weights: Weights, position: int, purpose: Purpose) -> int:
+    def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
         """The index of the largest weight [vocab]."""
         self.drawn.append((purpose, weights))
         return int(np.argmax(weights))

@@ -19,7 +19,9 @@ inline typename S::F load_kv(const AttentionTask& t, const void* base, int64_t e
     return load_n<S>(static_cast<const float*>(base) + element, n);
 }
 
-inline int64_t element_of(const AttentionTask& t, int64_t place) {
+// Where the key of a position lies. In a tree several nodes share a position, and each row has its own ancestors there.
+inline int64_t element_of(const AttentionTask& t, int64_t position) {
+    const int64_t place = t.tree && position >= t.tree_start ? t.tree[position - t.tree_start] : position;
     const int64_t block = t.block_table[place / t.block_size];
     return (block * t.block_size + place % t.block_size) * t.kv_heads * t.head_dim;
 }
@@ -27,8 +29,8 @@ inline int64_t element_of(const AttentionTask& t, int64_t place) {
 // Ask for the K (or V) of keys [begin, end) ahead of their use: heads lie apart, so the processor does not foresee them.
 inline void fetch(const AttentionTask& t, const void* base, int64_t begin, int64_t end) {
     const int64_t width = t.bf16 ? 2 : 4;
-    for (int64_t place = begin; place < end; ++place) {
-        const uint8_t* p = static_cast<const uint8_t*>(base) + element_of(t, place) * width;
+    for (int64_t at = begin; at < end; ++at) {
+        const uint8_t* p = static_cast<const uint8_t*>(base) + element_of(t, at) * width;
         for (int64_t line = 0; line < t.head_dim * width; line += 64) __builtin_prefetch(p + line);
     }
 }
@@ -93,14 +95,12 @@ inline void mix(const float* p, uint32_t present, const float* tile, int64_t str
 
 // Which of the keys [begin, begin + 16) row i sees, as bits.
 inline uint32_t visible(const AttentionTask& t, int i, int64_t begin, int64_t end) {
-    const int64_t last = t.first + i;
-    const int64_t low = t.window > 0 ? t.position[i] - t.window + 1 : 0;
+    const int64_t last = t.position[i];
+    const int64_t low = t.window > 0 ? last - t.window + 1 : 0;
     uint32_t bits = 0;
     for (int j = 0; j < kKeyTile; ++j) {
-        const int64_t place = begin + j;
-        bool sees = place < end && place <= last && place >= low;
-        if (t.tree && place >= t.step_start) sees = place <= last && (t.tree[i] >> (place - t.step_start) & 1u);
-        bits |= uint32_t(sees && place < end) << j;
+        const int64_t at = begin + j;
+        bits |= uint32_t(at < end && at <= last && at >= low) << j;
     }
     return bits;
 }

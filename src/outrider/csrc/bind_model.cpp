@@ -1,4 +1,5 @@
 // Python bindings of the whole decoder, and the module itself.
+#include <cstring>
 #include <stdexcept>
 
 #include "bindings.h"
@@ -95,10 +96,28 @@ PyCache make_cache(const std::vector<AnyArray>& keys, const std::vector<AnyArray
     return c;
 }
 
+// Move K and V of the rows `from` to the slots `to` in every layer, one after another.
+void py_move(const PyCache& c, const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
+    const Cache& cache = c.cache;
+    expect_size("slots to move to", int64_t(to.size()), int64_t(from.size()));
+    const int64_t slots = cache.num_blocks * cache.block_size;
+    for (const auto* side : {&from, &to})
+        for (int64_t slot : *side)
+            if (slot < 0 || slot >= slots)
+                fail("slot " + std::to_string(slot) + " is not below " + std::to_string(slots));
+    const size_t bytes = size_t(cache.kv_heads * cache.head_dim) * (cache.bf16 ? 2 : 4);
+    for (const auto* side : {&cache.keys, &cache.values})
+        for (void* layer : *side)
+            for (size_t i = 0; i < from.size(); ++i) {
+                uint8_t* memory = static_cast<uint8_t*>(layer);
+                std::memmove(memory + size_t(to[i]) * bytes, memory + size_t(from[i]) * bytes, bytes);
+            }
+}
+
 void py_forward(Model& model, const PyCache& cache, const Ints1& token_ids, const Ints1& positions,
                 const Ints1& slot_mapping, const std::vector<int64_t>& query_start, const std::vector<int64_t>& seq_lens,
                 const Ints2& block_tables, const Ints1& logit_rows, const FloatsOut& logits,
-                const std::optional<FloatsOut>& hidden, const std::optional<Masks1>& tree) {
+                const std::optional<FloatsOut>& hidden, const std::optional<Ints2>& tree, const std::optional<std::vector<int64_t>>& tree_start) {
     Step s;
     s.rows = int64_t(token_ids.shape(0));
     s.num_logits = int64_t(logit_rows.shape(0));
@@ -122,10 +141,7 @@ void py_forward(Model& model, const PyCache& cache, const Ints1& token_ids, cons
     a.block_tables = block_tables.data();
     a.max_blocks = int64_t(block_tables.shape(1));
     a.positions = positions.data();
-    if (tree) {
-        expect_size("tree", int64_t(tree->shape(0)), s.rows);
-        a.tree = tree->data();
-    }
+    set_tree(a, s.rows, tree, tree_start);
     nb::gil_scoped_release release;
     model.forward(s, cache.cache);
 }
@@ -139,7 +155,8 @@ void bind_model(nb::module_& m) {
         [](PyCache* self, const std::vector<AnyArray>& keys, const std::vector<AnyArray>& values) {
             new (self) PyCache(make_cache(keys, values));
         },
-        "keys"_a.noconvert(), "values"_a.noconvert());
+        "keys"_a.noconvert(), "values"_a.noconvert())
+        .def("move", &py_move, "from_slots"_a, "to_slots"_a);
     nb::class_<Model>(m, "Model")
         .def(
             "__init__",
@@ -167,7 +184,7 @@ void bind_model(nb::module_& m) {
             "embed"_a, "lm_head"_a.none(), "final_norm"_a.noconvert(), "layers"_a, nb::kw_only(), "heads"_a, "kv_heads"_a,
             "head_dim"_a, "eps"_a, "attention_scale"_a, "embedding_scale"_a = 1.0f, "act"_a = "silu")
         .def("forward", &py_forward, "cache"_a, "token_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(), "query_start"_a,
-             "seq_lens"_a, "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "hidden"_a.noconvert() = nb::none(), "tree"_a.noconvert() = nb::none());
+             "seq_lens"_a, "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "hidden"_a.noconvert() = nb::none(), "tree"_a.noconvert() = nb::none(), "tree_start"_a = nb::none());
 }
 
 }  // namespace outrider

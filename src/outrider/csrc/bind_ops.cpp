@@ -190,7 +190,7 @@ nb::ndarray<nb::numpy, float> py_log_sum_exp(const Floats2& x) {
 nb::ndarray<nb::numpy, float> py_attention(const Floats3& query, const ReadArray& keys, const ReadArray& values,
                                            const Ints2& block_tables, const std::vector<int64_t>& query_start,
                                            const std::vector<int64_t>& seq_lens, const Ints1& positions, float scale,
-                                           int64_t window, const std::optional<Masks1>& tree) {
+                                           int64_t window, const std::optional<Ints2>& tree, const std::optional<std::vector<int64_t>>& tree_start) {
     AttentionBatch b;
     b.rows = int64_t(query.shape(0));
     b.heads = int64_t(query.shape(1));
@@ -211,10 +211,7 @@ nb::ndarray<nb::numpy, float> py_attention(const Floats3& query, const ReadArray
     b.max_blocks = int64_t(block_tables.shape(1));
     expect_size("positions", int64_t(positions.shape(0)), b.rows);
     b.positions = positions.data();
-    if (tree) {
-        expect_size("tree", int64_t(tree->shape(0)), b.rows);
-        b.tree = tree->data();
-    }
+    set_tree(b, b.rows, tree, tree_start);
     check_requests(b, b.rows, int64_t(keys.shape(0)));
     float* y;
     auto out = new_floats(&y, b.rows, b.heads, b.head_dim);
@@ -260,6 +257,16 @@ void expect_size(const char* what, int64_t given, int64_t wanted) {
     if (given != wanted) fail(std::string(what) + ": " + std::to_string(given) + ", expected " + std::to_string(wanted));
 }
 
+void set_tree(AttentionBatch& batch, int64_t rows, const std::optional<Ints2>& tree,
+              const std::optional<std::vector<int64_t>>& tree_start) {
+    if (bool(tree) != bool(tree_start)) fail("tree and tree_start come together");
+    if (!tree) return;
+    expect_size("rows of tree", int64_t(tree->shape(0)), rows);
+    batch.tree = tree->data();
+    batch.tree_depth = int64_t(tree->shape(1));
+    batch.tree_start = *tree_start;
+}
+
 void bind_ops(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<PackedMatrix>(m, "PackedMatrix")
@@ -285,7 +292,7 @@ void bind_ops(nb::module_& m) {
     m.def("argmax", &py_argmax, "x"_a.noconvert());
     m.def("log_sum_exp", &py_log_sum_exp, "x"_a.noconvert());
     m.def("attention", &py_attention, "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "block_tables"_a.noconvert(), "query_start"_a, "seq_lens"_a,
-          "positions"_a.noconvert(), "scale"_a, "window"_a = 0, "tree"_a.noconvert() = nb::none());
+          "positions"_a.noconvert(), "scale"_a, "window"_a = 0, "tree"_a.noconvert() = nb::none(), "tree_start"_a = nb::none());
     m.def("read_all", &py_read_all, "data"_a.noconvert());
     m.def("num_threads", [] { return pool().threads(); });
     m.def(

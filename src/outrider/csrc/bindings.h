@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,6 @@ using Floats3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::
 using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ints1 = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints2 = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Masks1 = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes1 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using AnyArray = nb::ndarray<nb::c_contig, nb::device::cpu>;              // written to
 using ReadArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
@@ -42,6 +42,8 @@ nb::ndarray<nb::numpy, float> new_floats(float** data, Shape... shape) {
 bool is_bf16(nb::dlpack::dtype type, const char* what);
 std::vector<float> padded(const Floats1& values);
 void expect_size(const char* what, int64_t given, int64_t wanted);
+void set_tree(AttentionBatch& batch, int64_t rows, const std::optional<Ints2>& tree,
+              const std::optional<std::vector<int64_t>>& tree_start);
 
 void bind_ops(nb::module_& m);
 void bind_model(nb::module_& m);

@@ -32,12 +32,11 @@ struct AttentionTask {
     bool bf16;           // else float32
     int64_t block_size, kv_heads, head_dim;
     const int64_t* block_table;
-    int rows, heads;         // rows of this task, query heads per KV head
-    int64_t first;           // place (index in the request) of row 0; row i sees places 0..first + i
-    int64_t step_start;      // place of the request's first row of this step
-    const int64_t* position; // position of row i, for the window
-    int64_t window;          // 0: none; else keys at places <= position - window are not seen
-    const uint64_t* tree;    // null, or for row i the bitmask of the step's rows that it sees (itself included)
+    int rows, heads;          // rows of this task, query heads per KV head
+    const int64_t* position;  // of each row, which sees keys of positions 0..position
+    int64_t window;           // 0: none; else keys of positions <= position - window are not seen
+    const int64_t* tree;      // null, or the places of the row's keys from position tree_start on; then rows is 1
+    int64_t tree_start;       // keys of positions before it, or of all without a tree, are at their own place
     float* scratch;          // attention_scratch() floats, owned by the thread
 };
 

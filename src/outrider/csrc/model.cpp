@@ -66,15 +66,41 @@ Model::Model(const DecoderConfig& config, PackedMatrix embed, Linear head, std::
     }
 }
 
+// Positions are places, but for the nodes of a tree, whose ancestors must lie among the request's places.
+static void check_places(const AttentionBatch& a, size_t r) {
+    const int64_t start = a.seq_lens[r] - (a.query_start[r + 1] - a.query_start[r]);
+    for (int64_t row = a.query_start[r]; row < a.query_start[r + 1]; ++row) {
+        const int64_t position = a.positions[row], place = start + row - a.query_start[r];
+        if (a.tree_start.empty() || position < a.tree_start[r]) {
+            if (position == place) continue;
+            fail("row " + std::to_string(row) + " has position " + std::to_string(position) + " at place " +
+                 std::to_string(place) + ", but is in no tree");
+        }
+        const int64_t depth = position - a.tree_start[r] + 1;
+        if (a.tree_start[r] < 0 || depth > a.tree_depth)
+            fail("row " + std::to_string(row) + " has " + std::to_string(depth) + " places from its tree's start " +
+                 std::to_string(a.tree_start[r]) + " on, tree holds " + std::to_string(a.tree_depth));
+        for (int64_t i = 0; i < depth; ++i) {
+            const int64_t at = a.tree[row * a.tree_depth + i];
+            if (at < 0 || at >= a.seq_lens[r])
+                fail("tree place " + std::to_string(at) + " of row " + std::to_string(row) + " is not below " +
+                     std::to_string(a.seq_lens[r]));
+        }
+    }
+}
+
 void check_requests(const AttentionBatch& a, int64_t rows, int64_t num_blocks) {
     if (a.query_start.size() != a.seq_lens.size() + 1 || a.query_start.front() != 0 || a.query_start.back() != rows)
         fail("query_start must hold requests + 1 numbers from 0 to " + std::to_string(rows));
+    if (!a.tree_start.empty() && a.tree_start.size() != a.seq_lens.size())
+        fail("tree_start holds " + std::to_string(a.tree_start.size()) + " numbers for " +
+             std::to_string(a.seq_lens.size()) + " requests");
     for (size_t r = 0; r < a.seq_lens.size(); ++r) {
         const int64_t n = a.query_start[r + 1] - a.query_start[r], blocks = (a.seq_lens[r] + a.block_size - 1) / a.block_size;
         if (n < 0 || a.seq_lens[r] < n)
             fail("request " + std::to_string(r) + " has " + std::to_string(n) + " new tokens of " +
                  std::to_string(a.seq_lens[r]));
-        if (a.tree && n > 64) fail("request " + std::to_string(r) + " has a tree of more than 64 rows");
+        check_places(a, r);
         if (blocks > a.max_blocks)
             fail("request " + std::to_string(r) + " needs " + std::to_string(blocks) + " blocks, its table holds " +
                  std::to_string(a.max_blocks));

@@ -147,12 +147,11 @@ void AttentionBatch::plan(int threads) {
     for (size_t r = 0; r < seq_lens.size(); ++r) {
         for (int64_t row = query_start[r]; row < query_start[r + 1]; row += chunk_rows) {
             const int64_t n = std::min<int64_t>(chunk_rows, query_start[r + 1] - row);
-            // Keys of the chunk's last row: places up to seq_len - rows after it.
-            const int64_t seen = seq_lens[r] - (query_start[r + 1] - row - n);
+            const int64_t seen = *std::max_element(positions + row, positions + row + n) + 1;
             const int64_t parts = (seen + kPartition - 1) / kPartition;
             longest = std::max(longest, parts);
             for (int64_t h = 0; h < kv_heads; ++h) {
-                chunks.push_back({int(r), int(h), row, int(n), parts, partials});
+                chunks.push_back({int(r), int(h), row, int(n), seen, parts, partials});
                 partials += parts;
             }
         }
@@ -192,7 +191,6 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
 
     const auto task_of = [&](const AttentionBatch::Chunk& c) {
         AttentionTask t;
-        const int64_t start = b.seq_lens[c.request] - (b.query_start[c.request + 1] - b.query_start[c.request]);
         const int64_t element = c.kv_head * b.head_dim * (b.bf16 ? 2 : 4);
         t.query = query + c.row * ldq + c.kv_head * group * b.head_dim;
         t.ldq = ldq;
@@ -205,24 +203,35 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
         t.block_table = b.block_tables + c.request * b.max_blocks;
         t.rows = c.rows;
         t.heads = int(group);
-        t.first = start + c.row - b.query_start[c.request];
-        t.step_start = start;
         t.position = b.positions + c.row;
         t.window = window;
-        t.tree = b.tree ? b.tree + c.row : nullptr;
+        t.tree = nullptr;
+        t.tree_start = b.tree_start.empty() ? c.seen : b.tree_start[size_t(c.request)];
         t.scratch = own;
         return t;
     };
-    const auto part = [&](const AttentionTask& t, int64_t index, const State& s) {
+    const auto part = [&](const AttentionBatch::Chunk& c, int64_t index, const State& s) {
+        const AttentionTask t = task_of(c);
         int64_t begin = index * kPartition;
-        const int64_t end = std::min<int64_t>(begin + kPartition, t.first + t.rows);
+        const int64_t end = std::min<int64_t>(begin + kPartition, c.seen);
         if (window > 0) {  // whole pieces before every row's window are skipped
-            int64_t low = t.position[0];
-            for (int i = 1; i < t.rows; ++i) low = std::min(low, t.position[i]);
-            low = std::min(low - window + 1, t.step_start);
+            const int64_t low = *std::min_element(t.position, t.position + t.rows) - window + 1;
             if (low > begin) begin = std::min(end, low / kPiece * kPiece);
         }
-        k.attend(t, begin, end, s.acc, s.maximum, s.total);
+        if (end <= t.tree_start) {
+            k.attend(t, begin, end, s.acc, s.maximum, s.total);
+            return;
+        }
+        // Where the tree begins each row has keys of its own.
+        for (int r = 0; r < t.rows; ++r) {
+            AttentionTask one = t;
+            one.rows = 1;
+            one.query += r * ldq;
+            one.position += r;
+            one.tree = b.tree + (c.row + r) * b.tree_depth;
+            const int64_t i = r * group;
+            k.attend(one, begin, std::min(end, *one.position + 1), s.acc + i * padded, s.maximum + i, s.total + i);
+        }
     };
     const auto finish = [&](const AttentionBatch::Chunk& c, const State& s) {
         for (int r = 0; r < c.rows; ++r)
@@ -241,10 +250,9 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
             const AttentionBatch::Chunk& c = b.chunks[size_t(begin)];
             const int64_t queries = c.rows * group;
             const State sum(own + scratch, queries, padded), next(own + scratch + state, queries, padded);
-            const AttentionTask t = task_of(c);
-            part(t, 0, sum);
+            part(c, 0, sum);
             for (int64_t p = 1; p < c.parts; ++p) {
-                part(t, p, next);
+                part(c, p, next);
                 merge(queries, sum, next);
             }
             finish(c, sum);
@@ -255,7 +263,7 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
         size_t i = 0;
         while (i + 1 < b.chunks.size() && b.chunks[i + 1].first_partial <= begin) ++i;
         const AttentionBatch::Chunk& c = b.chunks[i];
-        part(task_of(c), begin - c.first_partial, State(shared + begin * state, c.rows * group, padded));
+        part(c, begin - c.first_partial, State(shared + begin * state, c.rows * group, padded));
     });
     team.share(int64_t(b.chunks.size()), 1, [&](int64_t begin, int64_t) {
         const AttentionBatch::Chunk& c = b.chunks[size_t(begin)];

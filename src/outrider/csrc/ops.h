@@ -77,12 +77,16 @@ struct AttentionBatch {
     const int64_t* block_tables = nullptr;       // [requests, max_blocks]
     int64_t max_blocks = 0;
     const int64_t* positions = nullptr;          // [rows]
-    const uint64_t* tree = nullptr;              // [rows] or null
+    // A row of request r at position p >= tree_start[r] is a node of a tree: its keys from position tree_start[r] on,
+    // itself the last, lie at the places tree[row * tree_depth ...] of the request.
+    std::vector<int64_t> tree_start;             // requests, or empty: no trees
+    const int64_t* tree = nullptr;               // [rows, tree_depth]
+    int64_t tree_depth = 0;
     bool bf16 = false;
     int64_t block_size = 0;
 
     // Fixed by plan():
-    struct Chunk { int request, kv_head; int64_t row; int rows; int64_t parts, first_partial; };
+    struct Chunk { int request, kv_head; int64_t row; int rows; int64_t seen, parts, first_partial; };
     std::vector<Chunk> chunks;
     bool split = false;  // partitions are tasks of their own
     int64_t partials = 0;

@@ -1,8 +1,9 @@
 """The one interface through which randomness enters: keyed, never in a stream.
 
-A key is (seed, absolute position, purpose). Two purposes never share noise, so a draft and the recovery after
+A key is (seed, absolute position, purpose, branch). Two purposes never share noise, so a draft and the recovery after
 it are independent. Within a step ``DRAFT`` and ``ACCEPT`` are keyed by the step as well: a draft that is thrown away
 may have had a say in what was emitted before it, so the next draft at its place must not be drawn with its noise.
+Drafts in a tree share positions; their ``branch`` tells them apart. All else has branch 0.
 ``KeyedNoise`` in rng.py is the engine's; audit/enumerate.py has one that branches over every outcome instead of
 drawing, which is how laws are proven exactly.
 """
@@ -51,11 +52,11 @@ class Noise(Protocol):
         """
         ...
 
-    def uniform(self, position: int, purpose: Purpose) -> Uniform:
+    def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> Uniform:
         """The uniform number of this key; the same for every call with it."""
         ...
 
-    def draw(self, weights: Weights, position: int, purpose: Purpose) -> int:
+    def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
         """An index drawn with probability ``weights / weights.sum()``, a function of the key and ``weights``.
 
         ``weights`` [vocab] are non-negative with a positive finite sum; raises ``ValueError`` otherwise.

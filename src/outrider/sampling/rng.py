@@ -67,7 +67,7 @@ def derive_seed(seed: int, *indices: int) -> int:
 
 
 class KeyedNoise:
-    """``Noise`` of one request: a hash of (seed, position, purpose) and, in ``draw``, the token id.
+    """``Noise`` of one request: a hash of (seed, position, purpose, branch) and, in ``draw``, the token id.
 
     Any seed in [-2**63, 2**64) has noise of its own; raises ``ValueError`` outside. ``at_step`` adds the start of the
     step to the keys of ``STEP_PURPOSES``.
@@ -81,23 +81,24 @@ class KeyedNoise:
         self._state = _absorb(0, seed & _MASK)
         self._negative = int(seed < 0)
 
-    def _key(self, position: int, purpose: Purpose) -> int:
+    def _key(self, position: int, purpose: Purpose, branch: int) -> int:
         if self.step is not None and purpose in STEP_PURPOSES:
             position_state = _absorb(_absorb(self._state, position & _MASK), self.step & _MASK)
         else:
             position_state = _absorb(self._state, position & _MASK)
         # The sign goes in last: -1 and 2**64 - 1 share their 64 bits, and no two seeds may share their noise.
-        return _absorb(position_state, 2 * purpose + self._negative)
+        key = _absorb(position_state, 2 * purpose + self._negative)
+        return _absorb(key, branch) if branch else key
 
     def at_step(self, start: int) -> KeyedNoise:
         """The noise of the step whose first new token stands at ``start``."""
         return KeyedNoise(self.seed, start)
 
-    def uniform(self, position: int, purpose: Purpose) -> float:
+    def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> float:
         """A uniform number strictly inside (0, 1): one of the odd multiples of 2**-53."""
-        return (_mix(self._key(position, purpose)) >> 12 << 1 | 1) * _ULP
+        return (_mix(self._key(position, purpose, branch)) >> 12 << 1 | 1) * _ULP
 
-    def draw(self, weights: Weights, position: int, purpose: Purpose) -> int:
+    def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
         """An index drawn with probability ``weights / weights.sum()``: argmax of log(weight) + Gumbel noise.
 
         ``weights`` [vocab] are non-negative with a positive finite sum; raises ``ValueError`` otherwise. The
@@ -106,8 +107,9 @@ class KeyedNoise:
         weight / E, which saves two logarithms per index.
         """
         if native is None:
-            return numpy_draw(weights, self._key(position, purpose))
-        index, total = native.draw(np.ascontiguousarray(weights, dtype=np.float64), self._key(position, purpose))
+            return numpy_draw(weights, self._key(position, purpose, branch))
+        key = self._key(position, purpose, branch)
+        index, total = native.draw(np.ascontiguousarray(weights, dtype=np.float64), key)
         if index < 0:
             raise _not_weights(total)
         return int(index)

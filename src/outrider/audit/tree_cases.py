@@ -1,0 +1,89 @@
+"""The grid of cases with trees: topologies x ways to draft and verify x the traits of the chains' grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from outrider.audit.cases import (
+    PARAMETER_TRAITS,
+    TRAITS,
+    Build,
+    Case,
+    DraftLaw,
+    Drafting,
+    DraftRequest,
+    Tokens,
+    Verifier,
+)
+from outrider.audit.tree_parts import Topology
+from outrider.sampling.noise import Noise, Purpose, Weights
+from outrider.verification.base import depths
+
+
+@dataclass(frozen=True)
+class TreeCase(Case):
+    """A case whose drafts form a tree; ``num_drafts`` is its depth."""
+
+    topology: Topology = ()
+
+    @property
+    def name(self) -> str:
+        """Everything that tells this case from the others, in words."""
+        shape = " ".join(str(parent) for parent in self.topology)
+        return f"{self.verifier}, {self.drafting}, {self.trait}, vocabulary {self.vocab_size}, parents {shape}"
+
+    def _emitted(self, build: Build, request: DraftRequest, law_after: DraftLaw, noise: Noise) -> Tokens:
+        position, parts = len(request.context), build.tree
+        proposal = parts.draft(request, self.topology, noise)
+
+        def row(index: int) -> Weights:
+            return law_after(proposal.drafted_before(parts.row_of(proposal, index)))
+
+        def target_token(index: int) -> int:
+            place = position + len(proposal.drafted_before(index))
+            return noise.draw(row(index), place, Purpose.TARGET)
+
+        if self.verifier == "traversal":
+            result = parts.traversal(proposal, row, noise, position)
+        elif self.verifier == "recursive":
+            result = parts.recursive(proposal, row, noise, position)
+        else:
+            result = parts.match(proposal, target_token)
+        return (*(proposal.token_ids[node] for node in result.nodes), result.token_id)
+
+
+_WAYS: tuple[tuple[Verifier, Drafting], ...] = (
+    ("traversal", "sampled"),
+    ("traversal", "with replacement"),
+    ("recursive", "sampled"),
+    ("recursive", "with replacement"),
+    ("recursive", "point mass"),
+    ("tree match", "point mass"),
+    ("tree match", "coupled"),
+)
+_SHAPES: tuple[tuple[int, Topology], ...] = (
+    (3, (-1, 0)),
+    (3, (-1, -1)),
+    (4, (-1, -1, -1)),
+    (3, (-1, -1, 0)),
+    (3, (-1, -1, 1)),
+    (3, (-1, -1, 0, 1)),
+    (3, (-1, 0, 0, 1)),
+    (3, (-1, -1, 0, 0)),
+)
+_FEW_SHAPES: tuple[tuple[int, Topology], ...] = ((3, (-1, -1)), (3, (-1, -1, 0)), (3, (-1, 0, 0)))
+_REPEAT_WITHIN = 3
+"""Nodes beyond which ``repeat`` would take too long; larger trees leave those traits out."""
+
+
+def tree_cases() -> Iterator[TreeCase]:
+    """The models of two cases differ."""
+    for verifier, drafting in _WAYS:
+        grid = [*product(_SHAPES, TRAITS.items()), *product(_FEW_SHAPES, PARAMETER_TRAITS.items())]
+        for seed, ((vocab_size, topology), (trait, settings)) in enumerate(grid, start=1000):
+            depth = max(depths(topology))
+            case = TreeCase(trait, vocab_size, depth, verifier, drafting, seed=seed, topology=topology, **settings)
+            if not case.repeat or len(topology) <= _REPEAT_WITHIN:
+                yield case
