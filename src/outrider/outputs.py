@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal
 
 TokenSource = Literal["target", "accepted", "recovered", "bonus"]
@@ -11,6 +12,10 @@ TokenSource = Literal["target", "accepted", "recovered", "bonus"]
 place of the first rejected draft (``recovered``), or drawn after all drafts were accepted (``bonus``)."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+def _added(counts: list[int], more: list[int]) -> list[int]:
+    return [one + other for one, other in zip_longest(counts, more, fillvalue=0)]
 
 
 @dataclass
@@ -31,8 +36,8 @@ class SpecDecodeStats:
     per_step_drafted: list[int] = field(default_factory=list)
     per_step_accepted: list[int] = field(default_factory=list)
 
-    def record(self, num_drafted: int, num_accepted: int) -> None:
-        """Count one verified step; ``num_drafted`` may be 0."""
+    def record(self, num_drafted: int, num_accepted: int, depth: int) -> None:
+        """Count one verified step; ``num_drafted`` may be 0, and in a tree is above ``depth``, that of its paths."""
         self.num_steps += 1
         self.per_step_drafted.append(num_drafted)
         self.per_step_accepted.append(num_accepted)
@@ -41,8 +46,8 @@ class SpecDecodeStats:
         self.num_spec_steps += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_draft_tokens += num_accepted
-        for counts, reached in ((self.drafted_per_position, num_drafted), (self.accepted_per_position, num_accepted)):
-            counts.extend([0] * (num_drafted - len(counts)))
+        for counts, reached in ((self.drafted_per_position, depth), (self.accepted_per_position, num_accepted)):
+            counts.extend([0] * (depth - len(counts)))
             for position in range(reached):
                 counts[position] += 1
 
@@ -70,8 +75,14 @@ class SpecDecodeStats:
         """The counts of all ``parts`` together."""
         total = cls()
         for part in parts:
-            for drafted, accepted in zip(part.per_step_drafted, part.per_step_accepted, strict=True):
-                total.record(drafted, accepted)
+            total.num_steps += part.num_steps
+            total.num_spec_steps += part.num_spec_steps
+            total.num_draft_tokens += part.num_draft_tokens
+            total.num_accepted_draft_tokens += part.num_accepted_draft_tokens
+            total.drafted_per_position = _added(total.drafted_per_position, part.drafted_per_position)
+            total.accepted_per_position = _added(total.accepted_per_position, part.accepted_per_position)
+            total.per_step_drafted += part.per_step_drafted
+            total.per_step_accepted += part.per_step_accepted
         return total
 
     def to_dict(self, *, detailed: bool = False) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from outrider.audit.cases import (
     Verifier,
 )
 from outrider.audit.tree_parts import Topology
-from outrider.sampling.noise import Noise, Purpose, Weights
+from outrider.sampling.noise import Noise, Weights
 from outrider.verification.base import depths
 
 
@@ -41,16 +41,12 @@ class TreeCase(Case):
         def row(index: int) -> Weights:
             return law_after(proposal.drafted_before(parts.row_of(proposal, index)))
 
-        def target_token(index: int) -> int:
-            place = position + len(proposal.drafted_before(index))
-            return noise.draw(row(index), place, Purpose.TARGET)
-
         if self.verifier == "traversal":
             result = parts.traversal(proposal, row, noise, position)
         elif self.verifier == "recursive":
             result = parts.recursive(proposal, row, noise, position)
         else:
-            result = parts.match(proposal, target_token)
+            result = parts.match(proposal, parts.target_tokens(proposal, row, noise, position))
         return (*(proposal.token_ids[node] for node in result.nodes), result.token_id)
 
 

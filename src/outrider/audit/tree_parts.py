@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult, depths
-from outrider.verification.tree import branches, verify_recursive, verify_traversal, verify_tree_match
+from outrider.verification.tree import branches, sampled_tree_tokens, verify_recursive, verify_traversal, verify_tree_match
 
 if TYPE_CHECKING:
     from outrider.audit.cases import DraftRequest
@@ -87,4 +87,5 @@ class TreeBuild:
     traversal: TreeVerifier = verify_traversal
     recursive: TreeVerifier = verify_recursive
     match: TreeMatch = verify_tree_match
+    target_tokens: Callable[[Proposal, TargetLaw, Noise, int], TargetToken] = sampled_tree_tokens
     row_of: Callable[[Proposal, int], int] = lambda proposal, row: row

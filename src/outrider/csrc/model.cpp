@@ -100,7 +100,6 @@ void check_requests(const AttentionBatch& a, int64_t rows, int64_t num_blocks) {
         if (n < 0 || a.seq_lens[r] < n)
             fail("request " + std::to_string(r) + " has " + std::to_string(n) + " new tokens of " +
                  std::to_string(a.seq_lens[r]));
-        check_places(a, r);
         if (blocks > a.max_blocks)
             fail("request " + std::to_string(r) + " needs " + std::to_string(blocks) + " blocks, its table holds " +
                  std::to_string(a.max_blocks));
@@ -110,6 +109,7 @@ void check_requests(const AttentionBatch& a, int64_t rows, int64_t num_blocks) {
                 fail("block " + std::to_string(id) + " of request " + std::to_string(r) + " is not below " +
                      std::to_string(num_blocks));
         }
+        check_places(a, r);
     }
 }
 

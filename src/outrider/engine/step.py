@@ -5,7 +5,8 @@
     bonus       the token after the last draft, when all were accepted
     target      the token of a pass without drafts
 
-A step of a request with K drafts, of which a are accepted, commits a + 1 tokens from one pass over K + 1 rows.
+A step of a request with K drafts, of which a are accepted, commits a + 1 tokens from one pass over K + 1 rows. The
+drafts of a tree are that many rows too, and the accepted ones a path, whose K/V are then brought in line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.engine.logprobs import num_prompt_rows, output_logprobs, record_prompt_logprobs
 from outrider.outputs import StreamPiece, TokenSource
 from outrider.request import Request
-from outrider.runner.model_runner import Chunk
+from outrider.runner.model_runner import Chunk, tree_paths
 from outrider.scheduler.scheduler import Grant
 from outrider.verification.base import check_proposal
 
@@ -66,7 +67,11 @@ def _chunk(grant: Grant, proposal: Proposal) -> Chunk:
     start = request.num_computed_tokens
     committed = request.token_ids[start : start + grant.num_tokens]
     num_logits = max(_num_scored(grant, proposal), num_prompt_rows(request, grant.num_tokens) + len(proposal))
-    return Chunk(request.request_id, [*committed, *proposal.token_ids], start, num_logits)
+    token_ids = [*committed, *proposal.token_ids]
+    if proposal.parents is None:
+        return Chunk(request.request_id, token_ids, start, num_logits)
+    paths = tree_paths(proposal.parents, request.num_tokens)
+    return Chunk(request.request_id, token_ids, start, num_logits, request.num_tokens, paths)
 
 
 def _num_scored(grant: Grant, proposal: Proposal) -> int:
@@ -75,20 +80,22 @@ def _num_scored(grant: Grant, proposal: Proposal) -> int:
 
 def _advance(engine: Engine, grant: Grant, proposal: Proposal, rows: Tensor) -> tuple[Request, StreamPiece] | None:
     """Verify and commit one request; the last of ``rows`` are [1 + drafts, vocab], or [0, vocab] inside a prompt."""
-    request, tokens = grant.request, list[tuple[int, TokenSource]]()
+    request, tokens, nodes = grant.request, list[tuple[int, TokenSource]](), tuple[int, ...]()
     record_prompt_logprobs(request, rows)
     rows = rows[len(rows) - _num_scored(grant, proposal) :]
     if grant.scores:
         result = engine.verify(request, proposal, rows, engine.noise(request), engine.law(request))
-        tokens += [(token_id, "accepted") for token_id in proposal.token_ids[: result.num_accepted]]
+        nodes = result.nodes
+        tokens += [(proposal.token_ids[node], "accepted") for node in nodes]
         tokens.append((result.token_id, result.source))
-    logprobs = output_logprobs(request, engine.law(request), [token_id for token_id, _ in tokens], rows)
+        engine.runner.keep_path(request.request_id, request.num_tokens, nodes)
+    logprobs = output_logprobs(request, engine.law(request), [token_id for token_id, _ in tokens], rows, nodes)
     appended = engine.scheduler.commit(grant, tokens, engine.detokenize)
     if not appended:
         return None
     request.logprobs += logprobs[:appended]
     accepted = min(len(tokens) - 1, appended)  # an end inside the block cuts what was accepted after it
-    request.metrics.speculative_decoding.record(len(proposal), accepted)
+    request.metrics.speculative_decoding.record(len(proposal), accepted, proposal.depth)
     if request.finished:
         engine.forget_drafts(request)
     elif len(proposal):

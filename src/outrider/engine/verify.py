@@ -11,8 +11,8 @@ from outrider.sampling.noise import Noise, Weights
 from outrider.sampling.request_law import RequestLaw
 from outrider.verification.base import Proposal, VerifyResult
 from outrider.verification.block import verify_block
-from outrider.verification.match import sampled_tokens, verify_match
 from outrider.verification.standard import verify_standard
+from outrider.verification.tree import sampled_tree_tokens, verify_recursive, verify_traversal, verify_tree_match
 
 
 def verify(
@@ -24,11 +24,11 @@ def verify(
     *,
     method: Verification = "auto",
 ) -> VerifyResult:
-    """Judge ``proposal`` by ``logits`` [1 + drafts, vocab]; row i scores the token at ``request.num_tokens + i``.
+    """Judge ``proposal`` by ``logits`` [1 + drafts, vocab]: row 0 scores the next token, row i + 1 the one after draft i.
 
     Greedy requests match drafts against the argmax, point masses against the target's own draw at each position,
-    and drafts that come with their law are judged by block. With ``standard`` all but greedy requests are judged by
-    token-by-token rejection sampling. ``noise`` is that of this step. Raises ``ValueError`` if the target's logits are
+    and drafts that come with their law are judged by block, or in a tree by traversal. With ``standard`` all but greedy
+    requests are judged by rejection sampling, token by token or child by child. ``noise`` is that of this step. Raises ``ValueError`` if the target's logits are
     not finite where they are needed.
     """
     if request.params.greedy and not law.edits:
@@ -36,16 +36,20 @@ def verify(
         if not bool(largest.isfinite().all()):
             raise ValueError("the target's logits are not finite (NaN or infinity); the model or its input is broken")
         greedy_ids = ids.tolist()
-        return verify_match(proposal.token_ids, lambda row: greedy_ids[row])
-    rows, position, drafts = as_array(logits), request.num_tokens, proposal.token_ids
+        return verify_tree_match(proposal, lambda row: greedy_ids[row])
+    rows, position, drafted_before = as_array(logits), request.num_tokens, proposal.drafted_before
     if request.params.greedy:
-        return verify_match(drafts, lambda row: law.greedy_token(rows[row], request.token_ids, drafts[:row]))
+        return verify_tree_match(
+            proposal, lambda row: law.greedy_token(rows[row], request.token_ids, drafted_before(row))
+        )
 
     def target_law(row: int) -> Weights:
-        return law.probs(rows[row], request.token_ids, drafts[:row])
+        return law.probs(rows[row], request.token_ids, drafted_before(row))
 
     if method == "standard":
-        return verify_standard(proposal, target_law, noise, position)
+        rejection = verify_standard if proposal.parents is None else verify_recursive
+        return rejection(proposal, target_law, noise, position)
     if proposal.probs is None:
-        return verify_match(drafts, sampled_tokens(target_law, noise, position))
-    return verify_block(proposal, target_law, noise, position)
+        return verify_tree_match(proposal, sampled_tree_tokens(proposal, target_law, noise, position))
+    by_block = verify_block if proposal.parents is None else verify_traversal
+    return by_block(proposal, target_law, noise, position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,10 @@ class CausalModel(Protocol):
 
     def new_cache(self, num_blocks: int, block_size: int) -> Any:
         """A cache that ``forward`` understands."""
+        ...
+
+    def move(self, cache: Any, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        """Copy what the cache holds of each slot to another, one after another; no slot is read after it was written."""
         ...
 
     def forward(self, batch: ForwardBatch, cache: Any) -> Tensor:

@@ -9,6 +9,20 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class TreePlaces:
+    """Where the keys of a tree's nodes lie. A token's place in its request's cache is its position, but several nodes of a
+    tree share a position; so each node says where its ancestors are.
+
+    start   num_requests numbers: the position at which the request's tree begins; its length, if it has none
+    places  [num_tokens, depth] int64: a token at position p >= start sees places [0, start) and ``places[:p - start + 1]``,
+            the last of which is its own; the rest of a row means nothing
+    """
+
+    start: tuple[int, ...]
+    places: Tensor
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """``num_tokens`` tokens of ``num_requests`` requests, one request after another.
 
@@ -19,6 +33,7 @@ class ForwardBatch:
     seq_lens      num_requests numbers: tokens of the request that have K/V after this pass
     block_tables  [num_requests, max_blocks] int64, padded with 0 beyond each request's blocks
     logit_rows    [num_logits] int64, the tokens (places in the flat batch) whose logits are wanted
+    tree          None if there are no trees, else the places in the request of each node's ancestors and itself
     """
 
     token_ids: Tensor
@@ -28,6 +43,7 @@ class ForwardBatch:
     seq_lens: tuple[int, ...]
     block_tables: Tensor
     logit_rows: Tensor
+    tree: TreePlaces | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -44,4 +60,5 @@ class ForwardBatch:
             seq_lens=self.seq_lens,
             block_tables=self.block_tables.to(device),
             logit_rows=self.logit_rows.to(device),
+            tree=None if self.tree is None else TreePlaces(self.tree.start, self.tree.places.to(device)),
         )

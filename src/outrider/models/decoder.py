@@ -101,6 +101,11 @@ class Decoder:
             device=self.device,
         )
 
+    def move(self, cache: KVStorage, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        """Copy the K and V of each slot to another, in every layer."""
+        for memory in (*cache.keys, *cache.values):
+            ops.move_kv(memory, from_slots, to_slots)
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: KVStorage) -> Tensor:
         """Write the batch's K/V and return float32 logits [num_logits, vocab] for ``batch.logit_rows``."""
@@ -130,6 +135,7 @@ class Decoder:
                 batch.seq_lens,
                 scale=config.attention_scale,
                 window=window,
+                tree=None if batch.tree is None else (batch.tree.start, batch.tree.places),
             )
             attended = ops.linear(mixed.reshape(batch.num_tokens, -1), layer.out)
             hidden = hidden + _normed(attended, layer.post_attn_norm, eps)

@@ -6,7 +6,7 @@ bits of K + 1 passes over one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,10 @@ class NativeDecoder:
         """Paged K and V; untouched blocks cost no memory."""
         return NativeCache(self.config, num_blocks, block_size, self._kv_dtype)
 
+    def move(self, cache: NativeCache, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        """Copy the K and V of each slot to another, in every layer."""
+        cache.handle.move(from_slots, to_slots)
+
     def forward(self, batch: ForwardBatch, cache: NativeCache) -> Tensor:
         """Write the batch's K/V and return float32 logits [num_logits, vocab] for ``batch.logit_rows``."""
         logits = np.empty((len(batch.logit_rows), self.vocab_size), dtype=np.float32)
@@ -91,5 +95,7 @@ class NativeDecoder:
             batch.block_tables,
             batch.logit_rows,
             logits,
+            tree=None if batch.tree is None else batch.tree.places,
+            tree_start=None if batch.tree is None else batch.tree.start,
         )
         return torch.from_numpy(logits)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.models.batch import ForwardBatch
+from outrider.ops.reference import move_kv
 
 Law = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """From a context (all tokens so far) to the law of the next one, [vocab]."""
@@ -40,6 +41,10 @@ class ToyModel:
         """Token ids [num_blocks, block_size], all ``EMPTY``."""
         return torch.full((num_blocks, block_size), EMPTY, dtype=torch.int64)
 
+    def move(self, cache: Tensor, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        """Copy the token ids of each slot to another."""
+        move_kv(cache[:, :, None, None], from_slots, to_slots)
+
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """Logits [num_logits, vocab] float64."""
         self.num_passes += 1
@@ -48,9 +53,12 @@ class ToyModel:
         owner = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.query_start))
         rows = []
         for row in batch.logit_rows.tolist():
-            length = int(batch.positions[row]) + 1
-            blocks = batch.block_tables[owner[row], : -(-length // block_size)]
-            context = tuple(cache[blocks].view(-1)[:length].tolist())
+            places = list(range(int(batch.positions[row]) + 1))
+            if batch.tree is not None:
+                start = batch.tree.start[owner[row]]
+                places[start:] = batch.tree.places[row, : len(places[start:])].tolist()
+            blocks = batch.block_tables[owner[row], : -(-(max(places) + 1) // block_size)]
+            context = tuple(cache[blocks].view(-1)[places].tolist())
             if EMPTY in context:
                 raise RuntimeError(f"context {context} was read before it was written")
             with np.errstate(divide="ignore"):

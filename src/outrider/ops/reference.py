@@ -63,6 +63,12 @@ def write_kv(cache: Tensor, slot_mapping: Tensor, new: Tensor) -> None:
     cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new.to(cache.dtype))
 
 
+def move_kv(cache: Tensor, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+    """Copy each slot of ``cache`` [blocks, block_size, kv_heads, head_dim] to another."""
+    flat = cache.view(-1, *cache.shape[2:])
+    flat[list(to_slots)] = flat[list(from_slots)]
+
+
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -72,6 +78,7 @@ def paged_attention(
     seq_lens: Sequence[int],
     scale: float | None = None,
     window: int | None = None,
+    tree: tuple[Sequence[int], Tensor] | None = None,
 ) -> Tensor:
     """Causal attention of each request's new tokens over its own cached ones.
 
@@ -79,6 +86,8 @@ def paged_attention(
     The new tokens of request r are its last ``query_start[r+1] - query_start[r]`` of ``seq_lens[r]``, and their
     K/V must have been written. Query head h reads KV head ``h // (heads / kv_heads)``. Scores are multiplied by
     ``scale``, by default ``head_dim ** -0.5``. With a ``window``, position p sees keys [p - window + 1, p] only.
+    ``tree`` is (start of each request's tree, places [n, depth]), see ``models.batch.TreePlaces``; a request without a
+    tree starts it at its length.
     Returns [n, heads, head_dim].
     """
     num_heads, head_dim = query.shape[1:]
@@ -89,8 +98,9 @@ def paged_attention(
     for r, seq_len in enumerate(seq_lens):
         start, stop = query_start[r], query_start[r + 1]
         rows = stop - start
+        tree_start = seq_len if tree is None else tree[0][r]
         # Blocks wholly before the first row's window are not read; keys are places [begin, seq_len).
-        first = 0 if window is None else max(0, seq_len - rows + 1 - window) // block_size
+        first = 0 if window is None else max(0, min(seq_len - rows, tree_start) + 1 - window) // block_size
         begin = first * block_size
         blocks = block_tables[r, first : -(-seq_len // block_size)]
         # [kv_heads, seq_len - begin, head_dim]
@@ -104,9 +114,11 @@ def paged_attention(
             .reshape(num_kv_heads, -1, head_dim)
         )
         scores = (q @ keys.transpose(1, 2)).float() * scale
-        if rows > 1 or window is not None:
-            places = torch.arange(begin, seq_len, device=query.device)
-            own = places[-rows:, None]
+        if rows > 1 or window is not None or tree_start < seq_len:
+            own = torch.arange(seq_len - rows, seq_len, device=query.device)[:, None]
+            places = torch.arange(begin, seq_len, device=query.device).expand(rows, -1)
+            if tree is not None and tree_start < seq_len:
+                own, places = _tree_positions(places, own, begin, tree_start, tree[1][start:stop])
             hidden = places > own  # [rows, seq_len - begin]
             if window is not None:
                 hidden |= places <= own - window
@@ -116,6 +128,26 @@ def paged_attention(
             mixed.view(num_kv_heads, rows, group, head_dim).transpose(0, 1).reshape(rows, num_heads, head_dim)
         )
     return out
+
+
+def _tree_positions(
+    places: Tensor, own: Tensor, begin: int, tree_start: int, nodes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The position of each key for each row, and each row's own [rows, 1]; what a row does not see lies beyond it.
+
+    ``places`` [rows, keys] are those of the keys, from ``begin`` on, ``own`` [rows, 1] of the rows, ``nodes`` [rows,
+    depth] as in ``TreePlaces``. A row's own place ends its path, so its depth is where that stands.
+    """
+    unseen = torch.iinfo(torch.int64).max
+    positions = places.where(places < tree_start, unseen)
+    own = own.clone()
+    for row, path in enumerate(nodes.tolist()):
+        place = int(own[row])
+        if place < tree_start:
+            continue
+        for depth, at in enumerate(path[: path.index(place) + 1]):
+            positions[row, at - begin] = own[row] = tree_start + depth
+    return positions, own
 
 
 def max_and_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,17 +13,29 @@ from torch import Tensor
 
 from outrider.kv_cache.manager import KVCacheManager
 from outrider.models.base import CausalModel
-from outrider.models.batch import ForwardBatch
+from outrider.models.batch import ForwardBatch, TreePlaces
+from outrider.verification.base import path_to
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens ``[start, start + len(token_ids))`` of one request; logits are wanted for the last ``num_logits``."""
+    """Tokens at places ``[start, start + len(token_ids))`` of one request; logits are wanted for the last ``num_logits``.
+
+    ``paths``, if given, are for nodes of a tree that follows the first ``tree_start`` tokens: one for each of the last
+    ``len(paths)`` tokens, the places of its ancestors in the tree and of itself. Its position is that of a chain.
+    """
 
     request_id: str
     token_ids: Sequence[int]
     start: int
     num_logits: int
+    tree_start: int = 0
+    paths: Sequence[Sequence[int]] = ()
+
+
+def tree_paths(parents: Sequence[int], start: int) -> list[list[int]]:
+    """The path of each node of a tree whose nodes lie at places from ``start`` on, in order."""
+    return [[start + node for node in path_to(parents, last)] for last in range(len(parents))]
 
 
 class ModelRunner:
@@ -53,7 +65,9 @@ class ModelRunner:
         for chunk in chunks:
             stop = chunk.start + len(chunk.token_ids)
             token_ids.extend(chunk.token_ids)
-            positions.extend(range(chunk.start, stop))
+            in_line = stop - len(chunk.paths)
+            positions.extend(range(chunk.start, in_line))
+            positions.extend(chunk.tree_start + len(path) - 1 for path in chunk.paths)
             slots.extend(self.kv.slots(chunk.request_id, chunk.start, stop))
             query_start.append(len(token_ids))
             logit_rows.extend(range(len(token_ids) - chunk.num_logits, len(token_ids)))
@@ -67,4 +81,31 @@ class ModelRunner:
             seq_lens=tuple(chunk.start + len(chunk.token_ids) for chunk in chunks),
             block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables]),
             logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+            tree=_tree_places(chunks),
         )
+
+    def keep_path(self, request_id: str, start: int, nodes: Sequence[int]) -> None:
+        """Make the K/V of a tree's ``nodes`` those of consecutive tokens; node i lies at place ``start + i``.
+
+        ``nodes`` is a path from the root down. Nothing is moved as far as it lies in line already.
+        """
+        moved = [(start + node, start + place) for place, node in enumerate(nodes) if node != place]
+        if moved:
+            from_slots, to_slots = (
+                [self.kv.slots(request_id, place, place + 1)[0] for place in places]
+                for places in zip(*moved, strict=True)
+            )
+            self.model.move(self._cache, from_slots, to_slots)
+
+
+def _tree_places(chunks: Sequence[Chunk]) -> TreePlaces | None:
+    if not any(chunk.paths for chunk in chunks):
+        return None
+    depth = max(len(path) for chunk in chunks for path in chunk.paths)
+    rows: list[list[int]] = []
+    for chunk in chunks:
+        rows += [[0] * depth] * (len(chunk.token_ids) - len(chunk.paths))
+        rows += [[*path, *[0] * (depth - len(path))] for path in chunk.paths]
+    start = tuple(chunk.tree_start if chunk.paths else chunk.start + len(chunk.token_ids) for chunk in chunks)
+    return TreePlaces(start, torch.tensor(rows))
+

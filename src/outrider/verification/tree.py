@@ -27,7 +27,7 @@ from outrider.outputs import TokenSource
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult, depths, path_to
 from outrider.verification.block import excess
-from outrider.verification.match import verify_match
+from outrider.verification.match import sampled_tokens, verify_match
 
 
 def branches(parents: Sequence[int]) -> list[int]:
@@ -61,6 +61,17 @@ def verify_tree_match(proposal: Proposal, target_token: TargetToken) -> VerifyRe
             source = _source(proposal, rejected=node in inner)
             return VerifyResult(len(path), chosen, source, tuple(path))
         path.append(child)
+
+
+def sampled_tree_tokens(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> TargetToken:
+    """The target's sampled token after each node; the same noise as plain sampling at that absolute position.
+
+    ``position`` is the absolute position of the root's children.
+    """
+    if proposal.parents is None:
+        return sampled_tokens(target_law, noise, position)
+    depth = [0, *depths(proposal.parents)]
+    return lambda row: noise.draw(target_law(row), position + depth[row], Purpose.TARGET)
 
 
 def verify_recursive(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:

@@ -136,22 +136,86 @@ def test_keys_after_a_row_cannot_reach_it(variant: str) -> None:
     assert np.isnan(dirty[3]).all()
 
 
-def test_a_tree_row_sees_its_ancestors_only(variant: str) -> None:
-    """Each branch of a tree gives what it gives as a chain of its own."""
-    case = make([52], [5], 4, 2, 32, 16, torch.float32)
-    parents = [-1, 0, 0, 1, 2]  # rows 0-1-3 and 0-2-4
-    position = np.array([47, 48, 48, 49, 49])
-    masks = np.zeros(5, np.uint64)
-    for i, parent in enumerate(parents):
-        masks[i] = np.uint64(1 << i) | (masks[parent] if parent >= 0 else np.uint64(0))
-    out = native.attention(case.query[0], case.keys, case.values, case.tables, [0, 5], [52], position, 0.2, 0, masks)
-    keys, values = case.request(0)
-    for i in range(5):
-        seen = [*range(47), *(47 + j for j in range(5) if int(masks[i]) >> j & 1)]
-        for h in range(4):
-            scores = keys[seen, h // 2] @ case.query[0][i, h].astype(np.float64) * 0.2
-            weights = np.exp(scores - scores.max())
-            np.testing.assert_allclose(out[i, h], weights @ values[seen, h // 2] / weights.sum(), rtol=1e-4, atol=2e-5)
+PARENTS = [-1, -1, 0, 0, 1, 2, 2, 5, 4, 7]
+"""A tree of depth 5, its nodes not in the order of any path."""
+
+
+def as_tree(case: Case, window: int, committed: int = 2) -> tuple[Floats, list[Floats]]:
+    """The last request's last rows as ``committed`` tokens and a tree, after the other requests' rows; and each node's
+    row run as the end of a chain of its own."""
+    last = len(case.seq_lens) - 1
+    start = case.seq_lens[last] - len(PARENTS)
+    paths: list[list[int]] = []
+    for node, parent in enumerate(PARENTS):
+        paths.append([*(paths[parent] if parent >= 0 else []), start + node])
+    rows = [len(q) for q in case.query]
+    places = [np.arange(n - count, n) for n, count in zip(case.seq_lens, rows, strict=True)]
+    places[last][committed:] = [start + len(path) - 1 for path in paths]
+    tree = np.full((sum(rows), 5), 10**9)
+    for row, path in zip(tree[-len(PARENTS) :], paths, strict=True):
+        row[: len(path)] = path
+    out = native.attention(
+        np.concatenate(case.query),
+        case.keys,
+        case.values,
+        case.tables,
+        [int(n) for n in np.cumsum([0, *rows])],
+        case.seq_lens,
+        np.concatenate(places),
+        0.2,
+        window,
+        tree,
+        [*case.seq_lens[:last], start],
+    )
+    chains = []
+    for node, path in enumerate(paths):
+        keys, values = case.keys.clone(), case.values.clone()
+        slots = [int(case.tables[last, p // 16]) * 16 + p % 16 for p in range(case.seq_lens[last])]
+        for cache, old in ((keys, case.keys), (values, case.values)):
+            cache.flatten(0, 1)[slots[start : start + len(path)]] = old.flatten(0, 1)[[slots[p] for p in path]]
+        query, length = case.query[last][committed + node][None], start + len(path)
+        table = case.tables[[last]]
+        chains.append(
+            native.attention(query, keys, values, table, [0, 1], [length], np.array([length - 1]), 0.2, window)[0]
+        )
+    return out, chains
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [0, 3, 70])
+def test_a_tree_row_has_the_bits_of_its_path_as_a_chain(dtype: torch.dtype, window: int, variant: str) -> None:
+    """Trees that begin before, at and after the borders of tiles, pieces and partitions; beside other requests."""
+    for start in (1, 13, 60, 64, 125, 127, 128, 400):
+        case = make([90, start + len(PARENTS)], [3, len(PARENTS) + min(2, start)], 6, 2, 64, 16, dtype)
+        plain = case.run(window, requests=[0])[0]
+        for threads in (1, 2, 3):
+            native.set_num_threads(threads)
+            out, chains = as_tree(case, window, min(2, start))
+            assert np.array_equal(out[:3], plain), "the other request"
+            for node, chain in enumerate(chains):
+                assert np.array_equal(out[node - len(PARENTS)], chain), f"node {node}, start {start}, {threads} threads"
+
+
+def test_bad_trees_are_named() -> None:
+    case = make([20], [2], 4, 2, 16, 16, torch.float32)
+
+    def run(positions: list[int], tree: list[list[int]] | None, start: list[int] | None) -> None:
+        places = None if tree is None else np.array(tree)
+        native.attention(
+            case.query[0], case.keys, case.values, case.tables, [0, 2], [20], np.array(positions), 1.0, 0, places, start
+        )
+
+    run([18, 18], [[18], [19]], [18])
+    with pytest.raises(ValueError, match="row 1 has position 18 at place 19, but is in no tree"):
+        run([18, 18], None, None)
+    with pytest.raises(ValueError, match="tree place 20 of row 1 is not below 20"):
+        run([18, 18], [[18], [20]], [18])
+    with pytest.raises(ValueError, match="row 1 has 2 places from its tree's start 18 on, tree holds 1"):
+        run([18, 19], [[18], [19]], [18])
+    with pytest.raises(ValueError, match="tree_start holds 2 numbers for 1 requests"):
+        run([18, 18], [[18], [19]], [18, 18])
+    with pytest.raises(ValueError, match="tree and tree_start come together"):
+        run([18, 18], [[18], [19]], None)
 
 
 def test_bad_input_is_named() -> None:
