@@ -12,7 +12,7 @@ from outrider._validation import Strict
 from outrider.errors import ConfigError
 
 KnownMethod = Literal["ngram", "suffix", "prediction", "draft_model", "composite", "off"]
-Verification = Literal["auto", "standard", "block", "coupled"]
+Verification = Literal["auto", "standard", "block", "traversal", "coupled"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "native", "reference"]
 Quantization = Literal["int8", "int4"]
@@ -36,14 +36,17 @@ class SpeculativeConfig(Strict):
     num_speculative_tokens  K, the most tokens drafted per step; 0 drafts nothing
     draft_model_tokens      with ``composite``, the most tokens that the draft model drafts per step
     quantization            ``int8`` or ``int4``: the draft model's weights in groups of 32, rounded when loaded (CPU)
+    tree_width              above 1 the draft model proposes trees, K nodes in all: most children of a node, and most
+                            nodes expanded per level
     draft_vocab_size        the draft model's output is trimmed to its so many lowest (most frequent) ids; lossless
     prompt_lookup_min/max   shortest and longest match, in tokens, of the ngram drafter
     suffix_min_probability  the suffix drafter leaves out tokens whose estimated chance of acceptance is below
     suffix_cache_tokens     tokens of earlier outputs that the suffix drafter keeps for later requests; 36 bytes each
     verification            how drafts are judged. ``auto``: drafts of seeded requests are coupled with the target's own
-                            noise, other sampled drafts judged by block; ``coupled`` couples them for all requests;
-                            ``block`` and ``standard`` (token by token) couple none, so that a seeded answer depends
-                            on the drafter
+                            noise, other sampled drafts judged by block, and trees by traversal, which is the same for
+                            trees; ``coupled`` couples them for all requests; ``block``, ``traversal`` (one rule, for
+                            chains and trees alike) and ``standard`` (token by token) couple none, so that a seeded
+                            answer depends on the drafter
     """
 
     what: ClassVar[str] = "speculative_config key"
@@ -55,6 +58,7 @@ class SpeculativeConfig(Strict):
     draft_model_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = DEFAULT_NUM_SPECULATIVE_TOKENS
     quantization: Quantization | None = None
     draft_vocab_size: Annotated[int, Field(ge=1)] | None = None
+    tree_width: Annotated[int, Field(ge=1, le=8)] = 1
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = 1
     prompt_lookup_max: Annotated[int, Field(ge=1, le=32)] = 4
     suffix_min_probability: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
@@ -83,6 +87,8 @@ class SpeculativeConfig(Strict):
         for key in ("quantization", "draft_vocab_size"):
             if self.model is None and getattr(self, key) is not None:
                 raise ValueError(f"{key} is the draft model's, but no 'model' is given")
+        if self.tree_width > 1 and self.resolved_method not in ("draft_model", "off"):
+            raise ValueError(f"tree_width={self.tree_width} needs method='draft_model', not method={self.method!r}")
         if self.method not in ("auto", "draft_model", "composite") and self.model is not None:
             raise ValueError(f"method={self.method!r} takes no draft model, but model={self.model!r} was given")
         if self.options and not self.plugin:

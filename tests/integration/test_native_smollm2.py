@@ -86,9 +86,14 @@ def engine_over(
     )
 
 
-def draft_model_of(draft: NativeDecoder, opened: OpenModel) -> DraftModelDrafter:
+def draft_model_of(draft: NativeDecoder, opened: OpenModel, tree_width: int = 1) -> DraftModelDrafter:
     runner = ModelRunner(draft, num_blocks=256, block_size=16)
-    return DraftModelDrafter(runner, target_vocab_size=opened.config.vocab_size, max_num_batched_tokens=512)
+    return DraftModelDrafter(
+        runner,
+        target_vocab_size=opened.config.vocab_size,
+        max_num_batched_tokens=512,
+        tree_width=tree_width,
+    )
 
 
 DRAFTERS: dict[str, Callable[[NativeDecoder, OpenModel], Drafter | None]] = {
@@ -96,6 +101,8 @@ DRAFTERS: dict[str, Callable[[NativeDecoder, OpenModel], Drafter | None]] = {
     "ngram": lambda draft, opened: NGramDrafter(min_match=1, max_match=4),
     "suffix": lambda draft, opened: SuffixDrafter(),
     "draft_model": draft_model_of,
+    "tree of width 2": lambda draft, opened: draft_model_of(draft, opened, 2),
+    "tree of width 3": lambda draft, opened: draft_model_of(draft, opened, 3),
     "composite": lambda draft, opened: CompositeDrafter([SuffixDrafter()], draft_model_of(draft, opened)),
 }
 
@@ -148,11 +155,12 @@ def test_chunking_preemption_and_batch_size_change_no_bit(
     opened: OpenModel,
     alone: dict[int | None, list[list[int]]],
 ) -> None:
-    engine = engine_over(target, opened, draft_model_of(draft, opened), **settings)
-    requests = run(engine, opened, PROMPTS, SEEDED)
-    assert [request.output_token_ids for request in requests] == alone[SEEDED.seed]
-    if "num_blocks" in settings:
-        assert sum(request.num_preemptions for request in requests) > 0
+    for width in (1, 2):
+        engine = engine_over(target, opened, draft_model_of(draft, opened, width), **settings)
+        requests = run(engine, opened, PROMPTS, SEEDED)
+        assert [request.output_token_ids for request in requests] == alone[SEEDED.seed]
+        if "num_blocks" in settings:
+            assert sum(request.num_preemptions for request in requests) > 0
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 8])

@@ -137,7 +137,7 @@ class Build:
     match: MatchVerifier = verify_match
     target_tokens: Callable[[TargetLaw, Noise, int], TargetToken] = sampled_tokens
     at_step: Callable[[Noise, int], Noise] = lambda noise, start: noise.at_step(start)
-    tree: TreeBuild = TreeBuild()
+    tree: TreeBuild = field(default_factory=TreeBuild)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Noise that takes every value: laws of random procedures computed exactly by running them along every branch.
 
-``EnumeratingNoise`` keeps, for each key (position, purpose, step, branch), the interval in which that key's one uniform number
-still lies. A comparison or a draw splits the interval, each part being a branch of conditional probability
+``EnumeratingNoise`` keeps, for each key (position, purpose, step, branch), the interval in which that key's one uniform
+number still lies. A comparison or a draw splits the interval, each part being a branch of conditional probability
 part / whole; the branch taken narrows it. So noise used twice is one number used twice, and a verifier that shares
 noise where it must not gets a wrong law rather than a lucky one.
 """
@@ -45,9 +45,7 @@ class EnumeratingNoise:
         """This noise for the step whose first new token stands at ``start``."""
         return StepNoise(self, start)
 
-    def uniform(
-        self, position: int, purpose: Purpose, *, branch: int = 0, step: int | None = None
-    ) -> SymbolicUniform:
+    def uniform(self, position: int, purpose: Purpose, *, branch: int = 0, step: int | None = None) -> SymbolicUniform:
         """The uniform number of this key, not yet settled further than earlier questions settled it."""
         return SymbolicUniform(self, (position, purpose, step, branch))
 

@@ -10,7 +10,13 @@ import numpy as np
 
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult, depths
-from outrider.verification.tree import branches, sampled_tree_tokens, verify_recursive, verify_traversal, verify_tree_match
+from outrider.verification.tree import (
+    branches,
+    sampled_tree_tokens,
+    verify_recursive,
+    verify_traversal,
+    verify_tree_match,
+)
 
 if TYPE_CHECKING:
     from outrider.audit.cases import DraftRequest
@@ -31,9 +37,7 @@ def draft_tree(request: DraftRequest, topology: Topology, noise: Noise) -> Propo
     token_ids: list[int] = []
     rows: list[Weights] = []
     left: dict[int, Weights] = {}
-    for node, (parent, depth, branch) in enumerate(
-        zip(topology, depths(topology), branches(topology), strict=True)
-    ):
+    for node, (parent, depth, branch) in enumerate(zip(topology, depths(topology), branches(topology), strict=True)):
         if depth > request.max_tokens or (parent >= 0 and parent not in names):
             continue
         above = names.index(parent) if parent >= 0 else -1

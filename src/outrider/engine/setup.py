@@ -29,7 +29,13 @@ logger = logging.getLogger(__name__)
 FREE_MEMORY_SHARE = 0.25
 """Of the memory that is free at start, the share that the target's KV cache may take unless told otherwise."""
 
-_COUPLED: dict[Verification, Coupled] = {"auto": "seeded", "coupled": "all", "block": "none", "standard": "none"}
+_COUPLED: dict[Verification, Coupled] = {
+    "auto": "seeded",
+    "coupled": "all",
+    "block": "none",
+    "traversal": "none",
+    "standard": "none",
+}
 """Which requests' drafts the draft model draws with the target's own noise."""
 
 
@@ -126,6 +132,7 @@ def _model_drafter(config: EngineConfig, target: OpenModel, device: torch.device
         max_num_batched_tokens=config.max_num_batched_tokens,
         coupled=_COUPLED[speculative.verification],
         token_ids=kept,
+        tree_width=speculative.tree_width,
     )
 
 

@@ -24,12 +24,12 @@ def verify(
     *,
     method: Verification = "auto",
 ) -> VerifyResult:
-    """Judge ``proposal`` by ``logits`` [1 + drafts, vocab]: row 0 scores the next token, row i + 1 the one after draft i.
+    """Judge ``proposal`` by ``logits`` [1 + drafts, vocab]: row 0 is of the next token, row i + 1 of that after draft i.
 
     Greedy requests match drafts against the argmax, point masses against the target's own draw at each position,
     and drafts that come with their law are judged by block, or in a tree by traversal. With ``standard`` all but greedy
-    requests are judged by rejection sampling, token by token or child by child. ``noise`` is that of this step. Raises ``ValueError`` if the target's logits are
-    not finite where they are needed.
+    requests are judged by rejection sampling, token by token or child by child. ``noise`` is that of this step. Raises
+    ``ValueError`` if the target's logits are not finite where they are needed.
     """
     if request.params.greedy and not law.edits:
         largest, ids = max_and_argmax(logits)

@@ -31,7 +31,7 @@ class CausalModel(Protocol):
         ...
 
     def move(self, cache: Any, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
-        """Copy what the cache holds of each slot to another, one after another; no slot is read after it was written."""
+        """Copy what the cache holds of each slot to another; no slot is read after it was written."""
         ...
 
     def forward(self, batch: ForwardBatch, cache: Any) -> Tensor:

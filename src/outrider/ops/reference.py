@@ -130,9 +130,7 @@ def paged_attention(
     return out
 
 
-def _tree_positions(
-    places: Tensor, own: Tensor, begin: int, tree_start: int, nodes: Tensor
-) -> tuple[Tensor, Tensor]:
+def _tree_positions(places: Tensor, own: Tensor, begin: int, tree_start: int, nodes: Tensor) -> tuple[Tensor, Tensor]:
     """The position of each key for each row, and each row's own [rows, 1]; what a row does not see lies beyond it.
 
     ``places`` [rows, keys] are those of the keys, from ``begin`` on, ``own`` [rows, 1] of the rows, ``nodes`` [rows,

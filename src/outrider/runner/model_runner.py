@@ -19,7 +19,7 @@ from outrider.verification.base import path_to
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens at places ``[start, start + len(token_ids))`` of one request; logits are wanted for the last ``num_logits``.
+    """Tokens at places ``[start, start + len(token_ids))`` of one request, logits wanted for the last ``num_logits``.
 
     ``paths``, if given, are for nodes of a tree that follows the first ``tree_start`` tokens: one for each of the last
     ``len(paths)`` tokens, the places of its ancestors in the tree and of itself. Its position is that of a chain.
@@ -108,4 +108,3 @@ def _tree_places(chunks: Sequence[Chunk]) -> TreePlaces | None:
         rows += [[*path, *[0] * (depth - len(path))] for path in chunk.paths]
     start = tuple(chunk.tree_start if chunk.paths else chunk.start + len(chunk.token_ids) for chunk in chunks)
     return TreePlaces(start, torch.tensor(rows))
-

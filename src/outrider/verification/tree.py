@@ -2,8 +2,8 @@
 
 Three rules, as for chains. ``verify_tree_match`` follows the target's own tokens. ``verify_recursive`` is rejection
 sampling child by child (Miao et al. 2023, arXiv 2305.09781; without replacement Jeon et al. 2024, arXiv 2402.14160).
-``verify_traversal`` judges from the leaves up (Weng et al. 2025, arXiv 2505.12398): with target law P_u and draft law Q_u
-after node u, and p = 1 at the root, along first children
+``verify_traversal`` judges from the leaves up (arXiv 2505.12398): with target law P_u and draft law Q_u after node u,
+and p = 1 at the root, along first children
 
     p_v = min(1, p_u P_u(v) / Q_u(v))
 
@@ -181,7 +181,7 @@ class _Left:
 
 
 class _Node:
-    """A node of the first path: its reach p = bound / scale, and P and Q after it as its rejected children left them."""
+    """A node of the first path: its p = bound / scale, and P and Q after it as its rejected children left them."""
 
     def __init__(self, node: int, log_reach: float, tree: _Tree) -> None:
         self.node = node

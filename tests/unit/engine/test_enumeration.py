@@ -34,14 +34,17 @@ PROMPT = [0, 1, 0, 1]
 LENGTH = 3
 
 
-def draft_model(coupled: Coupled = "seeded") -> Drafter:
+def draft_model(coupled: Coupled = "seeded", tree_width: int = 1) -> Drafter:
     runner = ModelRunner(ToyModel(VOCAB, DRAFT), num_blocks=8, block_size=2)
-    return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, coupled=coupled)
+    return DraftModelDrafter(
+        runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, coupled=coupled, tree_width=tree_width
+    )
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NGramDrafter(min_match=1, max_match=2),
     "draft_model": draft_model,
+    "tree": lambda: draft_model(tree_width=2),
 }
 
 
@@ -116,6 +119,28 @@ def test_every_way_to_verify_emits_the_targets_law(
     method: Verification, coupled: Coupled, params: SamplingParams
 ) -> None:
     assert total_variation(lambda: draft_model(coupled), 2, params, verify_with=partial(verify, method=method)) < 1e-12
+
+
+TREE_LENGTH = 4
+"""The first token comes without drafts, the next step may accept two levels, and its successor none or one."""
+
+
+@pytest.mark.parametrize(
+    ("method", "coupled"),
+    [("auto", "seeded"), ("standard", "none"), ("traversal", "none"), ("coupled", "all")],
+)
+@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.6, "top_k": 2}, {"frequency_penalty": 1.2}, {"min_tokens": 3}]
+)
+def test_every_way_to_verify_trees_emits_the_targets_law(
+    changes: dict[str, float], width: int, method: Verification, coupled: Coupled
+) -> None:
+    params = SamplingParams(max_tokens=TREE_LENGTH, **changes)  # type: ignore[arg-type]
+    faithful = partial(verify, method=method)
+    make = partial(draft_model, coupled, width)
+    k = KSchedule(lambda request: 3 if request.num_output_tokens == 1 else 2)
+    assert total_variation(make, k, params, end=frozenset({2}), verify_with=faithful) < 1e-12
 
 
 def test_noise_that_forgets_the_step_is_seen() -> None:

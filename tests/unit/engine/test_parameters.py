@@ -37,20 +37,22 @@ def draft_model(**settings: Any) -> Drafter:
     return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64, **settings)
 
 
-def trimmed() -> Drafter:
+def trimmed(**settings: Any) -> Drafter:
     kept = [0, 2, 3, 5]
 
     def law(context: tuple[int, ...]) -> NDArray[np.float64]:
         return np.asarray(blend(context)[kept] / blend(context)[kept].sum())
 
     runner = ModelRunner(ToyModel(len(kept), law), num_blocks=64, block_size=4)
-    return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64, token_ids=kept)
+    return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64, token_ids=kept, **settings)
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NGramDrafter(min_match=1, max_match=3),
     "draft model": draft_model,
     "trimmed draft model": trimmed,
+    "tree": lambda: draft_model(tree_width=2),
+    "trimmed coupled tree": lambda: trimmed(tree_width=3, coupled="all"),
     "coupled draft model": lambda: draft_model(coupled="all"),
     "forbidden tokens": lambda: ScriptedDrafter(lambda request, k: [8, 1, 8, 0][:k]),
     "the target's unedited choice": lambda: ScriptedDrafter(lambda r, k: greedy_continuation(LAW, r.token_ids, k)),

@@ -34,16 +34,17 @@ ABORT = st.tuples(st.just("abort"), st.integers(0, 10), st.none())
 def _drafter(kind: str) -> Drafter | None:
     if kind == "ngram":
         return NGramDrafter(min_match=1, max_match=3)
-    if kind == "draft_model":
+    if kind.startswith("draft_model"):
         runner = ModelRunner(ToyModel(VOCAB, DRAFT_LAW), num_blocks=12, block_size=2)
-        return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=8)
+        width = int(kind.removeprefix("draft_model") or 1)
+        return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=8, tree_width=width)
     return None
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     operations=st.lists(st.one_of(ADD, ADD, STEP, ABORT), max_size=25),
-    kind=st.sampled_from(["none", "ngram", "draft_model"]),
+    kind=st.sampled_from(["none", "ngram", "draft_model", "draft_model2", "draft_model3"]),
     k=st.integers(0, 5),
     num_blocks=st.integers(12, 20),
     max_num_seqs=st.integers(1, 5),

@@ -17,7 +17,7 @@ from outrider.models.decoder import Decoder
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.native import NativeDecoder
 from outrider.ops import native
-from outrider.runner.model_runner import Chunk, ModelRunner
+from outrider.runner.model_runner import Chunk, ModelRunner, tree_paths
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.speculation import FixedSpeculation
 from tests.unit.models.test_families import MODELS
@@ -103,9 +103,10 @@ def test_output_is_the_same_bits_with_any_drafter_and_k(
     target = NativeDecoder(model.config, model.packed_weights(weight_format), kv_dtype=torch.bfloat16)
     draft = NativeDecoder(model.config, model.packed_weights("q4_1"), kv_dtype=torch.bfloat16)
 
-    def draft_model() -> DraftModelDrafter:
+    def draft_model(tree_width: int = 1) -> DraftModelDrafter:
         runner = ModelRunner(draft, num_blocks=64, block_size=4)
-        return DraftModelDrafter(runner, target_vocab_size=target.vocab_size, max_num_batched_tokens=64)
+        vocab_size = target.vocab_size
+        return DraftModelDrafter(runner, target_vocab_size=vocab_size, max_num_batched_tokens=64, tree_width=tree_width)
 
     total = 0
     for params in (GREEDY, SEEDED):
@@ -116,6 +117,77 @@ def test_output_is_the_same_bits_with_any_drafter_and_k(
             drafted, accepted = tokens_of(target, draft_model(), k, params)
             assert drafted == plain, f"draft model, K = {k}"
             total += accepted
+        for width, k in ((2, 5), (3, 12)):
+            drafted, accepted = tokens_of(target, draft_model(width), k, params)
+            assert drafted == plain, f"trees of {k} nodes, width {width}"
+            total += accepted
         for k in (1, 4, 8):
             assert tokens_of(target, NGramDrafter(min_match=1, max_match=3), k, params)[0] == plain, f"ngram, K = {k}"
     assert total > 0, "drafts must have been accepted"
+
+
+PARENTS = [-1, -1, 0, 1, 2, 2, 3, 4]
+NODES = [7, 9, 3, 11, 7, 2, 5, 8]
+
+
+def tree_and_chains(
+    model: Decoder | NativeDecoder, prompt: list[int], other: list[int]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """For the last token of ``prompt`` and each node of the tree after it: its logits in a pass over the whole tree,
+    beside another request's chunk, and those of its path as a chain."""
+    runner = ModelRunner(model, num_blocks=64, block_size=4)
+    start = len(prompt)
+    assert runner.kv.allocate("tree", start + len(NODES))
+    assert runner.kv.allocate("other", len(other))
+    if start > 1:
+        runner.forward([Chunk("tree", prompt[:-1], 0, 1)])
+    paths = tree_paths(PARENTS, start)
+    tree = Chunk("tree", [prompt[-1], *NODES], start - 1, len(NODES) + 1, start, paths)
+    beside, rows = runner.forward([Chunk("other", other, 0, 1), tree])
+    assert torch.equal(beside, logits_of(model, other)[-1:]) or isinstance(model, Decoder)
+    chains = [logits_of(model, prompt)[-1]]
+    chains += [logits_of(model, [*prompt, *(NODES[place - start] for place in path)])[-1] for path in paths]
+    return list(rows), chains
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tree_row_has_the_bits_of_its_path(name: str, opened: Callable[[str], OpenModel]) -> None:
+    model = opened(name)
+    native_model = NativeDecoder(model.config, model.packed_weights("q8_0"), kv_dtype=torch.bfloat16)
+    reference = Decoder(model.config, model.dense_weights(torch.float32), torch.device("cpu"))
+    library = native.library()
+    usual = library.num_threads()
+    try:
+        for threads in (1, 2, 3):
+            library.set_num_threads(threads)
+            for prompt in PROMPTS:
+                rows, chains = tree_and_chains(native_model, prompt, PROMPTS[1])
+                for row, chain in zip(rows, chains, strict=True):
+                    assert torch.equal(row, chain)
+    finally:
+        library.set_num_threads(usual)
+    for prompt in PROMPTS:
+        rows, chains = tree_and_chains(reference, prompt, PROMPTS[2])
+        for row, chain in zip(rows, chains, strict=True):
+            assert (row - chain).abs().max() / chain.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("path", [[0, 2, 4, 7], [1, 3], [0], []])
+def test_the_accepted_path_goes_on_as_a_chain(path: list[int], opened: Callable[[str], OpenModel]) -> None:
+    model = opened(next(iter(MODELS)))
+    for decoder in (
+        NativeDecoder(model.config, model.packed_weights(), kv_dtype=torch.bfloat16),
+        Decoder(model.config, model.dense_weights(torch.float32), torch.device("cpu")),
+    ):
+        runner = ModelRunner(decoder, num_blocks=16, block_size=4)
+        prompt = PROMPTS[1]
+        assert runner.kv.allocate("x", len(prompt) + len(NODES))
+        runner.forward([Chunk("x", prompt, 0, 1)])
+        runner.forward([Chunk("x", NODES, len(prompt), 1, len(prompt), tree_paths(PARENTS, len(prompt)))])
+        runner.keep_path("x", len(prompt), path)
+        (after,) = runner.forward([Chunk("x", [6], len(prompt) + len(path), 1)])
+        chain = logits_of(decoder, [*prompt, *(NODES[node] for node in path), 6])[-1]
+        if isinstance(decoder, NativeDecoder):
+            assert torch.equal(after[0], chain)
+        else:
+            assert (after[0] - chain).abs().max() / chain.abs().max() < 1e-5

@@ -1,0 +1,57 @@
+"""From a row of a draft model's output to tokens and laws over the target's vocabulary, as the request wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.drafters.base import DraftRequest
+from outrider.ops.native import as_array, max_and_argmax
+from outrider.sampling.law import greedy_token, law
+from outrider.sampling.noise import Weights
+
+
+class DraftRows:
+    """``token_ids`` [rows] says for which of the target's ``vocab_size`` tokens each entry of an output row stands."""
+
+    def __init__(self, token_ids: NDArray[np.int64], vocab_size: int) -> None:
+        self._token_ids = token_ids
+        self._vocab_size = vocab_size
+
+    def greedy(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int]) -> int | None:
+        """The most probable token after ``drafted``, from ``row`` [draft vocab]; None if the draft knows none there."""
+        known = row[: len(self._token_ids)]
+        if not entry.law.edits:
+            return int(self._token_ids[int(max_and_argmax(known[None])[1])])
+        edited = self._edited(entry, known, drafted)
+        return None if np.isneginf(edited).all() else greedy_token(edited)
+
+    def best(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int], count: int) -> list[tuple[int, float]]:
+        """At most ``count`` tokens after ``drafted``, the most probable first, each with its log-probability."""
+        known, token_ids = row[: len(self._token_ids)], self._token_ids
+        if entry.law.edits:
+            known, token_ids = torch.from_numpy(self._edited(entry, known, drafted)), np.arange(self._vocab_size)
+        values, places = torch.topk(known, min(count, len(known)))
+        logprobs = (values - known.logsumexp(0)).tolist()
+        pairs = zip(token_ids[places.cpu().numpy()].tolist(), logprobs, strict=True)
+        return [(token_id, logprob) for token_id, logprob in pairs if np.isfinite(logprob)]
+
+    def law(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int]) -> Weights | None:
+        """The draft's law [vocab_size] after ``drafted``; None if it knows no token of those that may come there."""
+        known = row[: len(self._token_ids)]
+        if entry.law.edits:
+            edited = self._edited(entry, known, drafted)
+            return None if np.isneginf(edited).all() else law(edited, entry.request.params)
+        probs = np.zeros(self._vocab_size, dtype=np.float64)
+        probs[self._token_ids] = law(as_array(known), entry.request.params)
+        return probs
+
+    def _edited(self, entry: DraftRequest, known: Tensor, drafted: Sequence[int]) -> Weights:
+        """Logits [vocab_size] as the request edits them; tokens unknown to the draft are out."""
+        logits = np.full(self._vocab_size, -np.inf)
+        logits[self._token_ids] = as_array(known)
+        return entry.law.edited(logits, entry.request.token_ids, drafted)
