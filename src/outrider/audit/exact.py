@@ -9,6 +9,8 @@ from typing import Any
 from outrider.audit.cases import Build, Case, all_cases
 from outrider.audit.mutations import MUTATIONS, Mutation
 from outrider.audit.properties import Property, check_properties
+from outrider.audit.tree_cases import tree_cases
+from outrider.audit.tree_mutations import TREE_MUTATIONS
 
 MAX_TV = 1e-12
 """Largest total variation that counts as none: rounding in float64 is around 1e-16."""
@@ -16,6 +18,8 @@ CAUGHT_TV = 1e-3
 """Smallest total variation at which a planted fault counts as caught."""
 _MUTATION_STRINGS = 3**3
 """Cases with more strings to the horizon than this are left out for planted faults, which show in small ones."""
+
+ALL_MUTATIONS = (*MUTATIONS, *TREE_MUTATIONS)
 
 Progress = Callable[[str], None]
 
@@ -94,12 +98,12 @@ def audit_exact(
     """
     build = Build() if build is None else build
     tell = progress if progress is not None else lambda text: None
-    cases = tuple(all_cases() if cases is None else cases)
+    cases = (*all_cases(), *tree_cases()) if cases is None else tuple(cases)
     tell(f"enumerating {len(cases)} cases")
     results = tuple(CaseResult(case, case.total_variation(build)) for case in cases)
     small = [case for case in cases if case.num_drafts and case.num_strings <= _MUTATION_STRINGS]
     caught = []
-    for mutation in MUTATIONS:
+    for mutation in ALL_MUTATIONS:
         tell(f"planting a fault: {mutation.name}")
         caught.append(MutationResult(mutation, mutation_tv(mutation, build, small)))
     tell("checking the five properties")

@@ -24,7 +24,7 @@ def verify(
     *,
     method: Verification = "auto",
 ) -> VerifyResult:
-    """Judge ``proposal`` by ``logits`` [1 + drafts, vocab]: row 0 is of the next token, row i + 1 of that after draft i.
+    """Judge ``proposal`` by ``logits`` [1 + drafts, vocab]: row 0 is for the next token, row i + 1 for that after i.
 
     Greedy requests match drafts against the argmax, point masses against the target's own draw at each position,
     and drafts that come with their law are judged by block, or in a tree by traversal. With ``standard`` all but greedy

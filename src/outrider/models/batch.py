@@ -10,8 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TreePlaces:
-    """Where the keys of a tree's nodes lie. A token's place in its request's cache is its position, but several nodes of
-    a tree share a position; so each node says where its ancestors are.
+    """Where the keys of a tree's nodes lie. A token's place in its request's cache is its position, but several nodes
+    of a tree share a position; so each node says where its ancestors are.
 
     start   num_requests numbers: the position at which the request's tree begins; its length, if it has none
     places  [num_tokens, depth] int64: a token at position p >= start sees places [0, start) and those in its row up to

@@ -118,7 +118,7 @@ def paged_attention(
             own = torch.arange(seq_len - rows, seq_len, device=query.device)[:, None]
             places = torch.arange(begin, seq_len, device=query.device).expand(rows, -1)
             if tree is not None and tree_start < seq_len:
-                own, places = _tree_positions(places, own, begin, tree_start, tree[1][start:stop])
+                places, own = _tree_positions(places, own, begin, tree_start, tree[1][start:stop])
             hidden = places > own  # [rows, seq_len - begin]
             if window is not None:
                 hidden |= places <= own - window

@@ -10,6 +10,7 @@ import pytest
 
 from outrider.audit.cases import Build, Case, all_cases
 from outrider.audit.exact import (
+    ALL_MUTATIONS,
     CAUGHT_TV,
     MAX_TV,
     CaseResult,
@@ -27,11 +28,15 @@ from outrider.audit.properties import (
     residual_normalisation,
     threshold_precision,
 )
+from outrider.audit.tree_cases import tree_cases
+from outrider.audit.tree_mutations import faulty_traversal
+from outrider.audit.tree_parts import TreeBuild
 from outrider.sampling.noise import Noise, Purpose
 from outrider.verification.base import Proposal, TargetLaw, VerifyResult
 from outrider.verification.standard import residual, verify_standard
 
-SMALL = [case for case in all_cases() if case.num_strings <= 3**3]
+NUM_TREE_CASES = 707
+SMALL = [case for case in (*all_cases(), *tree_cases()) if case.num_strings <= 3**3]
 
 
 def planted(name: str) -> Mutation:
@@ -67,14 +72,21 @@ def test_the_real_build_is_exact_everywhere(report: ExactReport) -> None:
         ("block", "sampled"),
         ("match", "point mass"),
         ("match", "coupled"),
+        ("traversal", "sampled"),
+        ("traversal", "with replacement"),
+        ("recursive", "sampled"),
+        ("recursive", "with replacement"),
+        ("recursive", "point mass"),
+        ("tree match", "point mass"),
+        ("tree match", "coupled"),
     ]
-    assert len({result.case.name for result in report.cases}) == len(report.cases) == 695
+    assert len({result.case.name for result in report.cases}) == len(report.cases) == 695 + NUM_TREE_CASES
     assert report.passed
 
 
 def test_every_planted_fault_is_caught(report: ExactReport) -> None:
     assert {result.mutation.name: result.tv for result in report.mutations if not result.caught} == {}
-    assert len(report.mutations) == len(MUTATIONS) == 31
+    assert len(report.mutations) == len(ALL_MUTATIONS) == 31 + 15
 
 
 def test_the_documentation_lists_the_faults_with_their_figures(report: ExactReport) -> None:
@@ -104,9 +116,9 @@ def test_json_has_exactly_the_promised_keys(report: ExactReport) -> None:
     assert {type(item["passed"]) for item in result["properties"]} == {bool}
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", ALL_MUTATIONS, ids=lambda mutation: mutation.name)
 def test_audit_fails_when_a_faulty_part_is_swapped_in(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.audit.exact.MUTATIONS", MUTATIONS[:1])
+    monkeypatch.setattr("outrider.audit.exact.ALL_MUTATIONS", MUTATIONS[:1])
     monkeypatch.setattr("outrider.audit.exact.check_properties", lambda build: [])
     cases = [case for case in SMALL if (case.verifier, case.drafting) == (mutation.verifier, mutation.drafting)]
     cases += [case for case in SMALL if (case.verifier, case.drafting) == ("standard", "sampled")][:20]
@@ -118,7 +130,7 @@ def test_audit_fails_when_a_faulty_part_is_swapped_in(mutation: Mutation, monkey
 
 
 def test_the_mutants_template_without_a_mistake_is_exact() -> None:
-    build = Build(standard=faulty_standard())
+    build = Build(standard=faulty_standard(), tree=TreeBuild(traversal=faulty_traversal()))
     assert max(case.total_variation(build) for case in SMALL) < MAX_TV
 
 
