@@ -138,8 +138,11 @@ def _propose(engine: Engine, grants: Sequence[Grant]) -> dict[str, Proposal]:
 
 
 def _legal(proposal: Proposal, entry: DraftRequest) -> Proposal:
-    """A point mass without what the request's grammar would reject; drawn drafts must stay as they were drawn."""
-    if proposal.probs is not None or not len(proposal):
+    """A chain of point masses without what the request's grammar would reject; drawn drafts must stay as they were drawn.
+
+    In a tree such a node is one that is never reached.
+    """
+    if proposal.probs is not None or proposal.parents is not None or not len(proposal):
         return proposal
     count = entry.law.num_legal(entry.request.token_ids, proposal.token_ids)
     if count == len(proposal):

@@ -28,6 +28,7 @@ from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult, depths, path_to
 from outrider.verification.block import excess
 from outrider.verification.match import sampled_tokens, verify_match
+from outrider.verification.standard import verify_standard
 
 
 def branches(parents: Sequence[int]) -> list[int]:
@@ -80,6 +81,8 @@ def verify_recursive(proposal: Proposal, target_law: TargetLaw, noise: Noise, po
     ``position`` is the absolute position of the root's children. ``target_law(row)`` is asked once for each node of the
     path. A point mass counts as q = 1 at its token.
     """
+    if not len(proposal):
+        return verify_standard(proposal, target_law, noise, position)
     tree = _Tree(proposal)
     node = -1
     while True:

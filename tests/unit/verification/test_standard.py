@@ -118,11 +118,11 @@ def test_every_key_is_at_its_own_position_and_rows_are_asked_lazily() -> None:
     keys: list[tuple[int, Purpose]] = []
 
     class Recording(KeyedNoise):
-        def uniform(self, position: int, purpose: Purpose) -> float:
+        def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> float:
             keys.append((position, purpose))
             return 0.9 if position == 12 else 0.1
 
-        def draw(self, weights: Weights, position: int, purpose: Purpose) -> int:
+        def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
             keys.append((position, purpose))
             return super().draw(weights, position, purpose)
 
