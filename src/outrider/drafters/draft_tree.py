@@ -20,8 +20,8 @@ from outrider.errors import IntegrityError
 from outrider.runner.model_runner import Chunk
 from outrider.sampling.noise import Purpose, Weights
 
-_FIRST_CHOICE = 0.7
-_NEXT_CHOICE = 0.25
+_FIRST_CHOICE = 0.6
+_NEXT_CHOICE = 0.3
 """Of tokens chosen with the target's noise: the estimated chance that the first choice is the target's, and that of
 each further choice over the one before. Their probabilities say little, since the noise has already chosen."""
 

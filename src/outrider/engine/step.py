@@ -138,7 +138,7 @@ def _propose(engine: Engine, grants: Sequence[Grant]) -> dict[str, Proposal]:
 
 
 def _legal(proposal: Proposal, entry: DraftRequest) -> Proposal:
-    """A chain of point masses without what the request's grammar would reject; drawn drafts must stay as they were drawn.
+    """A chain of point masses without what the request's grammar would reject; drawn drafts must stay as they are.
 
     In a tree such a node is one that is never reached.
     """

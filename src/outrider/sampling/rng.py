@@ -81,7 +81,7 @@ class KeyedNoise:
         self._state = _absorb(0, seed & _MASK)
         self._negative = int(seed < 0)
 
-    def _key(self, position: int, purpose: Purpose, branch: int) -> int:
+    def _key(self, position: int, purpose: Purpose, branch: int = 0) -> int:
         if self.step is not None and purpose in STEP_PURPOSES:
             position_state = _absorb(_absorb(self._state, position & _MASK), self.step & _MASK)
         else:

@@ -18,7 +18,7 @@ from outrider.cli.audit import app
 def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A small audit in place of the whole."""
     few = [case for case in all_cases() if case.num_strings <= 3**2 and case.num_drafts]
-    monkeypatch.setattr("outrider.audit.exact.MUTATIONS", MUTATIONS[:2])
+    monkeypatch.setattr("outrider.audit.exact.ALL_MUTATIONS", MUTATIONS[:2])
     monkeypatch.setattr("outrider.audit.properties.MONTE_CARLO_DRAWS", 500)
 
     def small(build: Build | None = None, progress: object = None) -> ExactReport:
