@@ -54,9 +54,11 @@ class StructuredOutputs(Strict):
             return value.model_json_schema()
         if isinstance(value, str):
             try:
-                return json.loads(value)
+                value = json.loads(value)
             except json.JSONDecodeError as error:
                 raise ValueError(f"is not JSON ({error})") from None
+        if not isinstance(value, dict | bool):
+            raise ValueError("must be a schema: a dict, JSON text of an object, or a pydantic model class")
         return value
 
     @model_validator(mode="after")

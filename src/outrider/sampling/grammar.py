@@ -21,6 +21,9 @@ Allowed = NDArray[np.bool_]
 _KEPT_GRAMMARS = 64
 """Compiled grammars that are kept, for requests that bring the same again."""
 
+_LONGEST_REASON = 400
+"""Characters of llguidance's reasons that are passed on; some list every special token."""
+
 
 class Matcher(Protocol):
     """A grammar's state after some tokens; ``LLMatcher`` of llguidance is one."""
@@ -30,7 +33,7 @@ class Matcher(Protocol):
         ...
 
     def rollback(self, num_tokens: int, /) -> bool:
-        """Take back the latest tokens."""
+        """Take back the latest tokens; False if that failed, which breaks the matcher."""
         ...
 
     def is_accepting(self) -> bool:
@@ -41,9 +44,24 @@ class Matcher(Protocol):
         """A byte for each token of the vocabulary, 0 where it may not come."""
         ...
 
+    def is_error(self) -> bool:
+        """Whether it is broken, by a dead end or a limit; a broken one lets end tokens come and stays broken."""
+        ...
+
+    def get_error(self) -> str:
+        """What broke it."""
+        ...
+
+    def deep_copy(self) -> Matcher:
+        """Another one in the same state."""
+        ...
+
 
 class Grammar:
     """One request's grammar, which can stand after any output and drafts.
+
+    ``matcher`` stays at the grammar's beginning: what breaks on some drafts is made anew from it, for the drafts that
+    another step brings must not feel it.
 
     With ``marker`` the grammar begins after the token that completes these bytes, and until then everything may come;
     ``token_bytes`` gives the bytes of a token. After an end token everything may come: such places are never emitted.
@@ -57,7 +75,8 @@ class Grammar:
         marker: bytes = b"",
         token_bytes: Callable[[int], bytes] = lambda token_id: b"",
     ) -> None:
-        self._matcher = matcher
+        self._beginning = matcher
+        self._matcher = matcher.deep_copy()
         self._ends = frozenset(end_token_ids)
         self._marker = marker
         self._token_bytes = token_bytes
@@ -71,11 +90,14 @@ class Grammar:
         """Which tokens [vocab] may follow ``output``, which only grows, and then ``drafted``; None if all may.
 
         After drafts of which one may not come no place is ever emitted; what is given for those is that token's own.
+        Raises ``ValueError`` where the grammar leads nowhere, or exceeds what llguidance takes on.
         """
         self._move_to(output, drafted)
         if self._start is None or self._ended:
             return None
-        allowed: Allowed = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
+        allowed = _mask(self._matcher)
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar can not go on here: {_reason(self._matcher)}")
         return allowed
 
     def num_legal(self, output: Sequence[int], drafted: Sequence[int]) -> int:
@@ -93,6 +115,8 @@ class Grammar:
         return place < len(self._tokens) and self._tokens[place] in self._ends and self._matcher.is_accepting()
 
     def _move_to(self, output: Sequence[int], drafted: Sequence[int]) -> None:
+        if self._matcher.is_error():
+            self._renew(self._num_matched)
         wanted = [*output[self._num_committed :], *drafted]
         held = self._tokens[self._num_committed :]
         shared = 0
@@ -110,11 +134,18 @@ class Grammar:
             surplus = self._start + self._num_matched - keep
             if surplus > 0:
                 count = min(surplus, self._num_matched)
-                self._matcher.rollback(count)
                 self._num_matched -= count
+                if not self._matcher.rollback(count):
+                    self._renew(self._num_matched)
             if self._marker and keep < self._start:
                 self._start = None
         del self._tails[keep + 1 :]
+
+    def _renew(self, num_matched: int) -> None:
+        """Take a matcher from the beginning to where one that broke stood."""
+        self._matcher = self._beginning.deep_copy()
+        start = self._start or 0
+        self._num_matched = self._matcher.try_consume_tokens(self._tokens[start : start + num_matched])
 
     def _push(self, token_id: int) -> None:
         self._tokens.append(token_id)
@@ -156,20 +187,37 @@ class GrammarCompiler:
         text = _grammar_text(guidance, wanted)
         if text not in self._compiled:
             matcher = guidance.LLMatcher(self._tokenizer, text, log_level=0)
+            if not matcher.is_error():
+                first = matcher.deep_copy()
+                _mask(first)  # finds that nothing matches at all
+                if first.is_error():
+                    matcher = first
             if matcher.is_error():
-                reason = " ".join(matcher.get_error().split())
                 raise InvalidRequestError(
-                    f"structured_outputs {wanted.kind} is not valid: {reason}", param="structured_outputs"
+                    f"structured_outputs {wanted.kind} is not valid: {_reason(matcher)}", param="structured_outputs"
                 )
             if len(self._compiled) == _KEPT_GRAMMARS:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[text] = matcher
         return Grammar(
-            self._compiled[text].deep_copy(),
+            self._compiled[text],
             self._end_token_ids,
             marker=(wanted.after or "").encode(),
             token_bytes=lambda token_id: bytes(self._tokenizer.decode_bytes([token_id])),
         )
+
+
+def _mask(matcher: Matcher) -> Allowed:
+    allowed: Allowed = np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8) != 0
+    return allowed
+
+
+def _reason(matcher: Matcher) -> str:
+    """What broke it, on one line and without the dump of the parser's state that may follow."""
+    reason = " ".join(matcher.get_error().split("<state>")[0].split())
+    if reason.startswith("NoExtension"):
+        return "no text can match it"
+    return reason if len(reason) <= _LONGEST_REASON else reason[:_LONGEST_REASON] + "…"
 
 
 def _llguidance() -> Any:
@@ -188,7 +236,8 @@ def _grammar_text(guidance: Any, wanted: StructuredOutputs) -> str:
     if wanted.grammar is not None:
         return str(matcher.grammar_from_lark(wanted.grammar))
     if wanted.choice is not None:
-        choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        # Lark's strings are JSON's but for DEL, which may not stand in them as it is.
+        choices = " | ".join(json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in wanted.choice)
         return str(matcher.grammar_from_lark(f"start: {choices}"))
     schema = {"type": "object"} if wanted.json_object else wanted.json_schema
     return str(matcher.grammar_from_json_schema(json.dumps(schema)))

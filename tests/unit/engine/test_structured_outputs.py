@@ -308,6 +308,50 @@ def test_a_grammar_that_begins_inside_a_block() -> None:
     assert fewer < steps / 3
 
 
+NO_END = 'start: "q" ("a" loop | "c" "d")\nloop: "x" loop'
+"""After "a" it never ends, which breaks the matcher; "q" comes first because a first token has no drafts."""
+
+
+def _favours(letter: str) -> Callable[[tuple[int, ...]], Any]:
+    law = np.full(BYTES, 1.0)
+    law[ord(letter)] = 9.0
+    return lambda context: law / law.sum()
+
+
+def test_drafts_into_a_dead_end_change_nothing() -> None:
+    """The draft model asks for the law behind the "a" that it favours; the target takes its "c" all the same."""
+    params = SamplingParams(temperature=0.0, max_tokens=8, structured_outputs=wanted(grammar=NO_END))
+    runner = ModelRunner(ToyModel(BYTES, _favours("a")), num_blocks=64, block_size=4)
+    drafter = DraftModelDrafter(runner, target_vocab_size=BYTES, max_num_batched_tokens=64)
+    for drafts in (None, drafter):
+        engine = byte_engine(drafts)
+        engine.runner.model = ToyModel(BYTES, _favours("c"))
+        assert _answer(engine, [params]) == [((*b"qcd", END_TOKEN), "qcd", "stop")]
+
+
+def test_a_dead_end_ends_only_its_own_request() -> None:
+    engine = byte_engine(None)
+    engine.runner.model = ToyModel(BYTES, _favours("a"))
+    stuck = SamplingParams(temperature=0.0, max_tokens=20, structured_outputs=wanted(grammar=NO_END))
+    failed, other = run(engine, [[1], [1]], [stuck, NEIGHBOUR])
+    assert "the grammar can not go on here" in str(failed.error)
+    assert failed.outputs[0].finish_reason != "stop"
+    assert other.error is None
+    assert len(other.outputs[0].token_ids) == 20
+
+
+@pytest.mark.parametrize("drafted", [b"", b"[1,", b"[10", b"~~~"])
+def test_a_stop_string_ends_a_text_inside_its_grammar(drafted: bytes) -> None:
+    digits = wanted(regex=r"\[1(,10)*\]")
+    params = SamplingParams(temperature=0.0, max_tokens=60, stop=(",1",), structured_outputs=digits)
+    drafter = ScriptedDrafter(lambda request, k: list(drafted[request.num_output_tokens :])[:k])
+    engine = byte_engine(drafter if drafted else None)
+    engine.runner.model = ToyModel(BYTES, _favours(","))
+    ((token_ids, text, reason),) = _answer(engine, [params])
+    assert (text, reason) == ("[1", "stop")
+    assert END_TOKEN not in token_ids
+
+
 def test_a_grammar_without_a_way_out_ends_only_its_own_request() -> None:
     engine = byte_engine(None)
     stuck = SamplingParams(temperature=0.0, max_tokens=20, min_tokens=5, structured_outputs=wanted(choice=["ab"]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidRequestError
@@ -94,7 +96,8 @@ def test_after_an_end_token_everything_may_come_because_nothing_will() -> None:
         ({"after": "x"}, "not none"),
         ({"choice": []}, "choice"),
         ({"json": "{"}, "is not JSON"),
-        ({"json": 3}, "json"),
+        ({"json": 3}, "must be a schema"),
+        ({"json": "null"}, "must be a schema"),
         ({"regexp": "a"}, "unknown structured_outputs key 'regexp'"),
     ],
 )
@@ -115,18 +118,60 @@ def compiler(end_token_ids: tuple[int, ...] = (256,)) -> GrammarCompiler:
     return GrammarCompiler(byte_tokenizer().to_str, 300, end_token_ids)
 
 
+COMPILER = compiler()
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"regex": "(a"}, r"structured_outputs regex is not valid: .*unclosed group"),
         ({"grammar": "start: ???"}, r"structured_outputs grammar is not valid"),
         ({"json": {"type": "objekt"}}, r"structured_outputs json is not valid: .*objekt"),
+        ({"regex": "[a&&b]"}, r"structured_outputs regex is not valid: no text can match it"),
+        ({"grammar": "start: start"}, r"structured_outputs grammar is not valid: no text can match it"),
+        ({"grammar": "start: <nope>"}, r"structured_outputs grammar is not valid: .*unknown special token"),
     ],
 )
 def test_what_is_no_grammar_is_refused_on_one_line(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as caught:
         compiler().grammar(StructuredOutputs(**keys))
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+NO_END = 'start: "a" loop | "c" "d"\nloop: "x" loop'
+"""After "a" it never ends, which llguidance finds out where it looks for what is forced; "cd" is its only text."""
+
+
+@settings(max_examples=20)
+@given(st.lists(st.text("acdx", max_size=3), max_size=6))
+def test_drafts_that_break_the_matcher_harm_no_other_place(paths: list[str]) -> None:
+    grammar = COMPILER.grammar(StructuredOutputs(grammar=NO_END))
+    for path in [*paths, "a"]:
+        with contextlib.suppress(ValueError):
+            grammar.allowed([], list(path.encode()))
+    for prefix, following in (("", "ac"), ("c", "d")):
+        mask = grammar.allowed([], list(prefix.encode()))
+        assert mask is not None
+        assert np.flatnonzero(mask).tolist() == list(following.encode())
+    assert grammar.num_legal([], list(b"cdx")) == 2
+
+
+def test_a_dead_end_is_an_error_and_not_the_end() -> None:
+    grammar = compiler().grammar(StructuredOutputs(grammar=NO_END))
+    grammar.allowed([], [ord("a")])
+    with pytest.raises(ValueError, match="the grammar can not go on here: .*[Tt]oo many items"):
+        grammar.allowed(list(b"ax"))
+
+
+@settings(max_examples=50)
+@example("\x7f")
+@example('"\\\n')
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6))
+def test_any_string_can_be_a_choice(text: str) -> None:
+    grammar = COMPILER.grammar(StructuredOutputs(choice=(text, "other")))
+    tokens = [*text.encode(), 256]
+    assert grammar.num_legal([], tokens) == len(tokens)
 
 
 def test_a_model_without_an_end_token_is_refused() -> None:
