@@ -27,8 +27,9 @@ def verify(
     """Judge ``proposal`` by ``logits`` [1 + drafts, vocab]: row 0 is for the next token, row i + 1 for that after i.
 
     Greedy requests match drafts against the argmax, point masses against the target's own draw at each position,
-    and drafts that come with their law are judged by block, or in a tree by traversal. With ``standard`` all but greedy
-    requests are judged by rejection sampling, token by token or child by child. ``noise`` is that of this step. Raises
+    and drafts that come with their law are judged by block, or in a tree by traversal; with ``standard`` by rejection
+    sampling, token by token or child by child. Matching point masses is exact whatever they are: retrieval may propose
+    what another request with the same seed said, and no draw may depend on that. ``noise`` is that of this step. Raises
     ``ValueError`` if the target's logits are not finite where they are needed.
     """
     if request.params.greedy and not law.edits:
@@ -46,10 +47,10 @@ def verify(
     def target_law(row: int) -> Weights:
         return law.probs(rows[row], request.token_ids, drafted_before(row))
 
+    if proposal.probs is None:
+        return verify_tree_match(proposal, sampled_tree_tokens(proposal, target_law, noise, position))
     if method == "standard":
         rejection = verify_standard if proposal.parents is None else verify_recursive
         return rejection(proposal, target_law, noise, position)
-    if proposal.probs is None:
-        return verify_tree_match(proposal, sampled_tree_tokens(proposal, target_law, noise, position))
     by_block = verify_block if proposal.parents is None else verify_traversal
     return by_block(proposal, target_law, noise, position)

@@ -97,7 +97,7 @@ def test_draws_agree(seed: int, size: int, zeros: float, scale: float, position:
     weights[rng.random(size) < zeros] = 0.0
     weights[rng.integers(size)] = scale
     noise = KeyedNoise(seed)
-    assert noise.draw(weights, position, purpose) == numpy_draw(weights, noise._key(position, purpose))
+    assert noise.draw(weights, position, purpose) == numpy_draw(weights, noise._key(position, purpose, 0))
 
 
 def test_many_draws_from_a_flat_law_agree() -> None:
@@ -105,7 +105,7 @@ def test_many_draws_from_a_flat_law_agree() -> None:
     weights = np.ones(500)
     for position in range(2000):
         noise = KeyedNoise(9)
-        key = noise._key(position, Purpose.TARGET)
+        key = noise._key(position, Purpose.TARGET, 0)
         assert noise.draw(weights, position, Purpose.TARGET) == numpy_draw(weights, key)
 
 
