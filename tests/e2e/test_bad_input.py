@@ -80,10 +80,9 @@ def test_the_tiny_model_itself_works(outrider: Any, model: str) -> None:
 BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--prompt", ""], ["prompt is empty"]),
     (["--prompt", "w2 " * 40], ["40 tokens", "32"]),
-    (["--prompt", "w2", "--regex", "(a"], ["structured_outputs regex", "unclosed group"]),
+    (["--prompt", "w2", "--regex", "a"], ["structured_outputs need a tokenizer over bytes"]),
     (["--prompt", "w2", "--regex", "a", "--choice", "b"], ["exactly one", "regex and choice"]),
     (["--prompt", "w2", "--json-schema", "{"], ["is not JSON"]),
-    (["--prompt", "w2", "--json-schema", '{"type": "objekt"}'], ["structured_outputs json", "objekt"]),
     (["--prompt", "w2", "--json-schema", "no-such-file"], ["--json-schema 'no-such-file'", "No such file"]),
     (["--prompt", "w2", "--json-object", "--ignore-eos"], ["ignore_eos"]),
     (["--prompt", "w2", "--prediction-file", "no-such-file"], ["--prediction-file", "No such file"]),
@@ -101,7 +100,7 @@ BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--prompt", "w2", "--max-tokens", "0"], ["max_tokens=0"]),
     (["--prompt", "w2", "-k", "-1"], ["num_speculative_tokens=-1", "greater than or equal to 0"]),
     (["--prompt", "w2", "-k", "999"], ["num_speculative_tokens=999", "64"]),
-    (["--prompt", "w2", "--speculative-config", "magic"], ["method='magic'", "'ngram'"]),
+    (["--prompt", "w2", "--speculative-config", "magic"], ["method='magic'", "ngram"]),
     (["--prompt", "w2", "--speculative-config", '{"K": 3}'], ["'K'", "num_speculative_tokens"]),
     (["--prompt", "w2", "--speculative-config", "{K: 3"], ["not valid JSON"]),
     (["--prompt", "w2", "--speculative-config", "draft_model"], ["needs 'model'"]),
@@ -135,6 +134,27 @@ def test_a_bad_option_is_named_on_one_line(outrider: Any, model: str, options: l
     code, _, err = outrider("generate", model, *options)
     line = one_line(err)
     assert code == 2
+    for word in words:
+        assert word in line, line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--regex", "(a"], ["structured_outputs regex is not valid", "unclosed group"]),
+        (["--json-schema", '{"type": "objekt"}'], ["structured_outputs json is not valid", "objekt"]),
+        (["--grammar-file", "{lark}"], ["structured_outputs grammar is not valid"]),
+    ],
+)
+def test_a_grammar_that_is_none_is_named_on_one_line(
+    outrider: Any, smollm2_path: Path, tmp_path: Path, options: list[str], words: list[str]
+) -> None:
+    lark = tmp_path / "grammar.lark"
+    lark.write_text("start: ???", encoding="utf-8")
+    given = [option.replace("{lark}", str(lark)) for option in options]
+    code, out, err = outrider("generate", str(smollm2_path), "--prompt", "x", "--max-model-len", "64", *given)
+    assert (code, out) == (2, "")
+    line = one_line(err)
     for word in words:
         assert word in line, line
 

@@ -181,9 +181,16 @@ class GrammarCompiler:
             )
         guidance = _llguidance()
         if self._tokenizer is None:
-            self._tokenizer = guidance.LLTokenizer(
-                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_token_ids
-            )
+            try:
+                self._tokenizer = guidance.LLTokenizer(
+                    self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_token_ids
+                )
+            except ValueError as error:
+                raise InvalidRequestError(
+                    f"structured_outputs need a tokenizer over bytes or with byte fallback, which this model's is not: "
+                    f"{error}",
+                    param="structured_outputs",
+                ) from None
         text = _grammar_text(guidance, wanted)
         if text not in self._compiled:
             matcher = guidance.LLMatcher(self._tokenizer, text, log_level=0)

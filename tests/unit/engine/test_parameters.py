@@ -11,10 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import InvalidRequestError
 from outrider.models.toy import ToyModel, random_table
+from outrider.ops import native
 from outrider.outputs import RequestOutput
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.noise import Weights
@@ -54,6 +57,8 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "tree": lambda: draft_model(tree_width=2),
     "trimmed coupled tree": lambda: trimmed(tree_width=3, coupled="all"),
     "coupled draft model": lambda: draft_model(coupled="all"),
+    **({"suffix": SuffixDrafter} if native.available() else {}),
+    "composite": lambda: CompositeDrafter([NGramDrafter(min_match=1, max_match=3)], draft_model()),
     "forbidden tokens": lambda: ScriptedDrafter(lambda request, k: [8, 1, 8, 0][:k]),
     "the target's unedited choice": lambda: ScriptedDrafter(lambda r, k: greedy_continuation(LAW, r.token_ids, k)),
 }

@@ -73,9 +73,11 @@ def expected_strings(params: SamplingParams) -> dict[tuple[int, ...], float]:
     return strings
 
 
-def draft_model(coupled: Coupled = "seeded") -> Drafter:
+def draft_model(coupled: Coupled = "seeded", tree_width: int = 1) -> Drafter:
     runner = ModelRunner(ToyModel(VOCAB, DRAFT), num_blocks=8, block_size=2)
-    return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, coupled=coupled)
+    return DraftModelDrafter(
+        runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, coupled=coupled, tree_width=tree_width
+    )
 
 
 def total_variation(
@@ -122,6 +124,9 @@ WAYS: dict[str, tuple[Callable[[], Drafter | None], Verification]] = {
     "block": (lambda: draft_model("none"), "block"),
     "standard": (lambda: draft_model("none"), "standard"),
     "coupled": (lambda: draft_model("all"), "coupled"),
+    "tree, traversal": (lambda: draft_model("none", 2), "traversal"),
+    "tree, child by child": (lambda: draft_model("none", 3), "standard"),
+    "tree, coupled": (lambda: draft_model("all", 3), "coupled"),
     "illegal": (lambda: ScriptedDrafter(lambda request, k: [END, 0, 1][:k]), "auto"),
 }
 
