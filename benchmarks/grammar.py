@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider import LLM, SamplingParams, StructuredOutputs
+from outrider.bench.steps import timed_steps
 from outrider.cli._report import environment
 from outrider.sampling.grammar import GrammarCompiler
 
@@ -94,26 +95,8 @@ def rows(llm: LLM, wanted: StructuredOutputs, answer: tuple[int, ...], k: int) -
 
 def steps(llm: LLM, params: SamplingParams) -> list[tuple[float, float]]:
     """(seconds, seconds outside the forward pass) of every decode step."""
-    model: Any = llm.engine.runner.model
-    forward, inside, taken = model.forward, [0.0], []
-
-    def timed(*values: Any) -> Any:
-        start = time.perf_counter()
-        result = forward(*values)
-        inside[0] += time.perf_counter() - start
-        return result
-
-    model.forward = timed
-    try:
-        request = llm.engine.add_request("cost", llm.tokenizer.encode(PROMPT), params)
-        while not request.finished:
-            inside[0] = 0.0
-            step = seconds(llm.engine.step)
-            taken.append((step, step - inside[0]))
-        llm.engine.take_output("cost")
-    finally:
-        model.forward = forward
-    return taken[1:]
+    taken = timed_steps(llm.engine, llm.tokenizer.encode(PROMPT), params)
+    return [(whole, whole - inside) for _, whole, inside in taken][1:]
 
 
 def measure(llm: LLM, tokens: int, rounds: int, k: int) -> dict[str, dict[str, float]]:

@@ -10,11 +10,11 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from outrider import LLM, SamplingParams
+from outrider.bench.steps import timed_steps
 from outrider.cli._report import environment
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"
@@ -22,26 +22,8 @@ PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"
 
 def measure(llm: LLM, params: SamplingParams) -> list[tuple[float, float]]:
     """(seconds of the step, seconds of them in the forward pass) of every decode step."""
-    model: Any = llm.engine.runner.model
-    forward, inside, steps = model.forward, [0.0], []
-
-    def timed(*arguments: Any) -> Any:
-        start = time.perf_counter()
-        result = forward(*arguments)
-        inside[0] += time.perf_counter() - start
-        return result
-
-    model.forward = timed
-    try:
-        request = llm.engine.add_request("share", llm.tokenizer.encode(PROMPT), params)
-        while not request.finished:
-            inside[0], start = 0.0, time.perf_counter()
-            llm.engine.step()
-            steps.append((time.perf_counter() - start, inside[0]))
-        llm.engine.take_output("share")
-    finally:
-        model.forward = forward
-    return steps[1:]
+    steps = timed_steps(llm.engine, llm.tokenizer.encode(PROMPT), params)
+    return [(whole, inside) for _, whole, inside in steps][1:]
 
 
 def main() -> None:

@@ -12,11 +12,11 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from outrider import LLM, SamplingParams
+from outrider.bench.steps import timed_steps
 from outrider.cli._report import environment
 
 PROMPT = "def quicksort(values):\n"
@@ -49,28 +49,11 @@ def params_of(arm: dict[str, Any], tokens: int, prediction: tuple[int, ...] | No
 
 def steps(llm: LLM, params: SamplingParams, k: int) -> list[tuple[float, float]]:
     """(seconds, seconds outside the forward pass) of every step that drafted K tokens and had them all accepted."""
-    model: Any = llm.engine.runner.model
-    forward, inside = model.forward, [0.0]
-
-    def timed(*values: Any) -> Any:
-        start = time.perf_counter()
-        result = forward(*values)
-        inside[0] += time.perf_counter() - start
-        return result
-
-    model.forward = timed
-    request = llm.engine.add_request("cost", llm.tokenizer.encode(PROMPT), params)
-    seconds = []
-    while not request.finished:
-        inside[0], start = 0.0, time.perf_counter()
-        llm.engine.step()
-        taken = time.perf_counter() - start
-        stats = request.metrics.speculative_decoding
-        if stats.per_step_accepted and stats.per_step_accepted[-1] == k:
-            seconds.append((taken, taken - inside[0]))
-    model.forward = forward
-    llm.engine.take_output("cost")
-    return seconds
+    return [
+        (whole, whole - inside)
+        for request, whole, inside in timed_steps(llm.engine, llm.tokenizer.encode(PROMPT), params)
+        if request.metrics.speculative_decoding.per_step_accepted[-1:] == [k]
+    ]
 
 
 def main() -> None:

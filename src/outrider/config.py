@@ -23,6 +23,12 @@ MAX_SPECULATIVE_TOKENS = 64
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 
 
+def missing_verb(drafter: Any) -> str | None:
+    """The first method of a drafter that ``drafter`` lacks; None if it has all."""
+    verbs = ("propose", "observe", "forget")
+    return next((verb for verb in verbs if not callable(getattr(drafter, verb, None))), None)
+
+
 class SpeculativeConfig(Strict):
     """Which drafter proposes tokens, and how many per step.
 
@@ -72,7 +78,7 @@ class SpeculativeConfig(Strict):
         if isinstance(method, str):
             if method not in known and not _CLASS_NAME.fullmatch(method):
                 raise ValueError(f"must be one of {', '.join(known)}, or package.module:Class")
-        elif not all(callable(getattr(method, verb, None)) for verb in ("propose", "observe", "forget")):
+        elif missing_verb(method) is not None:
             raise ValueError("a drafter must have the methods propose, observe and forget")
         return method
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "thread_pool.h"
 
@@ -111,7 +112,6 @@ double* scratch(int64_t size) {
     return memory.data();
 }
 
-
 inline uint64_t mix(uint64_t word) {  // as sampling/rng.py describes it
     word ^= word >> 30;
     word *= 0xBF58476D1CE4E5B9ull;
@@ -153,9 +153,8 @@ std::vector<int64_t> largest(const T* values, int64_t size, int64_t k) {
     return ids;
 }
 
-// Keep the places [0, n) of `law` that `keep` lists, ascending.
-void keep_places(SparseLaw& law, std::vector<int64_t>& keep) {
-    std::sort(keep.begin(), keep.end());
+// Keep the places [0, n) of `law` that `keep` lists in ascending order.
+void keep_places(SparseLaw& law, const std::vector<int64_t>& keep) {
     for (std::size_t i = 0; i < keep.size(); ++i) {
         law.ids[i] = law.ids[std::size_t(keep[i])];
         law.weights[i] = law.weights[std::size_t(keep[i])];
@@ -224,6 +223,7 @@ void keep_typical(SparseLaw& law, const std::vector<double>& scaled, double typi
         return x != y ? x < y : a < b;
     });
     cut(law.weights.data(), order, typical_p);
+    std::sort(order.begin(), order.end());
     keep_places(law, order);
 }
 
@@ -232,7 +232,8 @@ inline double scaled_logit(T logit, double peak, double divisor) {
     return (double(logit) - peak) / divisor;
 }
 
-inline double divisor_of(double temperature) { return temperature > 2.2250738585072014e-308 ? temperature : 2.2250738585072014e-308; }
+// A temperature of zero would make 0 / 0 of the peak itself.
+inline double divisor_of(double temperature) { return std::max(temperature, std::numeric_limits<double>::min()); }
 
 }  // namespace
 
@@ -266,10 +267,8 @@ SparseLaw sparse_law(const T* logits, int64_t size, double peak, const LawOption
         law.weights.reserve(law.ids.size());
         for (const int64_t id : law.ids) law.weights.push_back(weights[id]);
     }
-    if (options.top_p < 1.0 && topped) {
-        std::vector<int64_t> keep = nucleus(law.weights.data(), int64_t(law.weights.size()), options.top_p);
-        keep_places(law, keep);
-    }
+    if (options.top_p < 1.0 && topped)
+        keep_places(law, nucleus(law.weights.data(), int64_t(law.weights.size()), options.top_p));
     if (options.min_p > 0.0) {
         std::vector<int64_t> keep;
         for (std::size_t i = 0; i < law.weights.size(); ++i)

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, get_args
 
-from outrider.config import KnownMethod, SpeculativeConfig
+from outrider.config import KnownMethod, SpeculativeConfig, missing_verb
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.ngram import NGramDrafter
@@ -57,9 +57,8 @@ def _own(config: SpeculativeConfig) -> Drafter:
                 f"drafter {config.method!r} cannot be made: {type(error).__name__}: {error}; "
                 f"the module must be importable and the class take the given options"
             ) from error
-    missing = [verb for verb in ("propose", "observe", "forget") if not callable(getattr(drafter, verb, None))]
-    if missing:
-        raise ConfigError(f"drafter {config.method!r} lacks the method {missing[0]!r}")
+    if (verb := missing_verb(drafter)) is not None:
+        raise ConfigError(f"drafter {config.method!r} lacks the method {verb!r}")
     if not isinstance(getattr(drafter, "name", None), str):
         raise ConfigError(f"drafter {config.method!r} lacks a name; give it an attribute name of type str")
     own: Drafter = drafter

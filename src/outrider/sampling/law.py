@@ -58,10 +58,8 @@ def law(logits: Weights, params: SamplingParams) -> Weights:
     if logits.dtype not in (np.float32, np.float64):
         raise ValueError(f"logits must be float32 or float64, not {logits.dtype}")
     best = greedy_token(logits)
-    probs = np.zeros(logits.shape)
     if params.greedy:
-        probs[best] = 1.0
-        return probs
+        return _spread(best, 1.0, logits.size)
     if native is None:
         return numpy_law(logits, params)
     made = native.law(
@@ -75,17 +73,22 @@ def law(logits: Weights, params: SamplingParams) -> Weights:
     )
     if isinstance(made, tuple):
         ids, weights = made
-        probs[ids] = weights
-        return probs
+        return _spread(ids, weights, logits.size)
     dense: Weights = made
     return dense
+
+
+def _spread(ids: int | NDArray[np.int64], weights: float | Weights, size: int) -> Weights:
+    """A law [size] that is ``weights`` at ``ids`` and zero elsewhere."""
+    probs = np.zeros(size)
+    probs[ids] = weights
+    return probs
 
 
 def numpy_law(logits: Weights, params: SamplingParams) -> Weights:
     """``law`` of parameters that are not greedy, in NumPy: where there are no native routines, and their oracle."""
     logits = logits.astype(np.float64)
     best = greedy_token(logits)
-    probs = np.zeros_like(logits)
     # Temperature keeps the order, so top-k may look at the logits and spare the exponentials.
     ids = _top_k_ids(logits, params.top_k)
     weights = _softmax_weights(logits if ids is None else logits[ids], logits[best], params.temperature)
@@ -94,10 +97,7 @@ def numpy_law(logits: Weights, params: SamplingParams) -> Weights:
         weights = weights[places]
         ids = places if ids is None else ids[places]
     weights /= float(weights.sum(dtype=np.float64))
-    if ids is None:
-        return weights
-    probs[ids] = weights
-    return probs
+    return weights if ids is None else _spread(ids, weights, logits.size)
 
 
 def _truncations(params: SamplingParams) -> Iterator[Callable[[Weights], NDArray[np.intp]]]:

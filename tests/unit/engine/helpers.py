@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.engine.engine import Engine
 from outrider.models.toy import Law, ToyModel
@@ -57,6 +58,14 @@ class KSchedule:
 
     def num_draft_tokens(self, request: Request) -> int:
         return self._schedule(request)
+
+
+def distance(once: Callable[[EnumeratingNoise], tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+    """Total variation between what ``once`` emits, over every branch of its noise, and ``expected``."""
+    emitted: dict[tuple[int, ...], float] = {}
+    for probability, tokens in enumerate_outcomes(once):
+        emitted[tokens] = emitted.get(tokens, 0.0) + probability
+    return 0.5 * sum(abs(emitted.get(s, 0.0) - expected.get(s, 0.0)) for s in emitted.keys() | expected.keys())
 
 
 def greedy_continuation(law: Law, context: Sequence[int], count: int) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
+from outrider.audit.enumerate import EnumeratingNoise
 from outrider.config import Verification
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import Coupled, DraftModelDrafter
@@ -25,7 +25,7 @@ from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
-from tests.unit.engine.helpers import KSchedule, run, toy_engine
+from tests.unit.engine.helpers import KSchedule, distance, run, toy_engine
 
 VOCAB = 3
 LAW = random_table(VOCAB, seed=6, order=3)
@@ -88,11 +88,7 @@ def total_variation(
         enumerating.probability = noise.probability
         return token_ids
 
-    emitted: dict[tuple[int, ...], float] = {}
-    for probability, tokens in enumerate_outcomes(once):
-        emitted[tokens] = emitted.get(tokens, 0.0) + probability
-    expected = law_of_strings(params, end)
-    return 0.5 * sum(abs(emitted.get(s, 0.0) - expected.get(s, 0.0)) for s in emitted.keys() | expected.keys())
+    return distance(once, law_of_strings(params, end))
 
 
 PARAMS = [

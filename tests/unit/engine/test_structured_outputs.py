@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
+from outrider.audit.enumerate import EnumeratingNoise
 from outrider.config import Verification
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import Coupled, DraftModelDrafter
@@ -32,7 +32,7 @@ from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams, StructuredOutputs
 from outrider.scheduler.speculation import FixedSpeculation
 from outrider.verification.base import Proposal, VerifyResult
-from tests.unit.engine.helpers import ScriptedDrafter, drain, run, toy_engine
+from tests.unit.engine.helpers import ScriptedDrafter, distance, drain, run, toy_engine
 from tests.unit.sampling.byte_tokenizer import END_TOKEN, byte_tokenizer
 from tests.unit.sampling.toy_grammar import LetterGrammars
 
@@ -103,11 +103,7 @@ def total_variation(
         )
         return run(engine, [PROMPT], params)[0].outputs[0].token_ids
 
-    emitted: dict[tuple[int, ...], float] = {}
-    for probability, tokens in enumerate_outcomes(once):
-        emitted[tokens] = emitted.get(tokens, 0.0) + probability
-    expected = expected_strings(params)
-    return 0.5 * sum(abs(emitted.get(s, 0.0) - expected.get(s, 0.0)) for s in emitted.keys() | expected.keys())
+    return distance(once, expected_strings(params))
 
 
 def wanted(**keys: Any) -> StructuredOutputs:
