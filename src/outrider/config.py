@@ -146,8 +146,9 @@ class EngineConfig(Strict):
     max_num_seqs            most requests in one step
     max_num_batched_tokens  most tokens in one forward pass; longer prompts are cut into chunks
     block_size              tokens per KV block
-    kv_cache_memory         bytes for the target's KV cache; default: what ``max_num_seqs`` full requests need,
-                            within a quarter of the free memory
+    kv_cache_memory         bytes for the KV caches of target and draft model together; default: what ``max_num_seqs``
+                            full requests need, within a quarter of the free memory
+    prefix_caching          requests that begin with the same tokens share their K/V
     seed                    where the seeds of unseeded requests come from; default: the operating system
     """
 
@@ -163,5 +164,6 @@ class EngineConfig(Strict):
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 512
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = None
+    prefix_caching: bool = True
     seed: int | None = None
     speculative: SpeculativeConfig = SpeculativeConfig()

@@ -112,6 +112,9 @@ class RequestMetrics:
     speculative_decoding: SpecDecodeStats = field(default_factory=SpecDecodeStats)
     speculation: str = ""
     """The drafter in use, or ``inactive: `` and the reason."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose K/V were there already, from earlier requests."""
+    num_preemptions: int = 0
 
     @property
     def time_to_first_token(self) -> float | None:

@@ -25,7 +25,8 @@ class Request:
     ``prediction_token_ids`` is what the caller expects as the output. ``token_ids`` is prompt and output together;
     ``num_computed_tokens`` of them have K/V in the target's cache; between steps a decoding request has
     ``num_computed_tokens == num_tokens - 1``, because the last token is fed together with the next drafts.
-    ``noise_seed`` keys all randomness of this request. ``drafting_stopped`` is set when its drafter failed.
+    ``noise_seed`` keys all randomness of this request. ``drafting_stopped`` is set when its drafter failed. Lower
+    ``priority`` goes first; ``urgency`` is what the scheduler makes of priority and arrival.
     """
 
     request_id: str
@@ -36,13 +37,14 @@ class Request:
     end_token_ids: frozenset[int] = frozenset()
     prediction_token_ids: tuple[int, ...] = ()
     arrival: int = 0
+    priority: int = 0
+    urgency: tuple[int, int] = (0, 0)
     status: Status = Status.WAITING
     token_ids: list[int] = field(default_factory=list)
     sources: list[TokenSource] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     num_computed_tokens: int = 0
-    num_preemptions: int = 0
     drafting_stopped: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -72,6 +74,11 @@ class Request:
     def num_remaining_tokens(self) -> int:
         """Output tokens that may still be committed."""
         return self.max_total_tokens - len(self.token_ids)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often it lost its blocks to another request."""
+        return self.metrics.num_preemptions
 
     @property
     def finished(self) -> bool:

@@ -73,10 +73,11 @@ def engine_over(
     drafter: Drafter | None,
     controller: Any = None,
     num_blocks: int = 256,
+    block_size: int = 16,
     **settings: Any,
 ) -> Engine:
     return Engine(
-        ModelRunner(target, num_blocks=num_blocks, block_size=16),
+        ModelRunner(target, num_blocks=num_blocks, block_size=block_size),
         drafter,
         controller or FixedSpeculation(4),
         new_stream=opened.tokenizer.stream,
@@ -283,3 +284,25 @@ def test_a_draft_equal_to_the_target_is_accepted_throughout(
 
 def test_weights_take_hardly_more_memory_than_the_file(target: NativeDecoder, smollm2_path: Path) -> None:
     assert target.weight_bytes <= 1.15 * smollm2_path.stat().st_size
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("name", ["off", "draft_model", "tree of width 3"])
+def test_a_prefix_found_in_the_cache_changes_no_bit(
+    name: str,
+    params: SamplingParams,
+    target: NativeDecoder,
+    draft: NativeDecoder,
+    opened: OpenModel,
+    alone: dict[int | None, list[list[int]]],
+) -> None:
+    engine = engine_over(target, opened, DRAFTERS[name](draft, opened), block_size=4, num_blocks=512)
+    with_logprobs = params.model_copy(update={"logprobs": 2})
+    cold = run(engine, opened, PROMPTS[:3], with_logprobs)
+    warm = run(engine, opened, PROMPTS[:3], with_logprobs)
+    assert all(request.metrics.num_cached_tokens == 0 for request in cold)
+    assert all(request.metrics.num_cached_tokens == (len(request.prompt_token_ids) - 1) // 4 * 4 for request in warm)
+    assert any(request.metrics.num_cached_tokens > 0 for request in warm)
+    for first, second, tokens in zip(cold, warm, alone[params.seed], strict=False):
+        assert first.output_token_ids == second.output_token_ids == tokens
+        assert first.logprobs == second.logprobs

@@ -132,6 +132,7 @@ class DraftModelDrafter:
             computed += len(fed)
         self._num_computed[request.request_id] = computed
         self._runner.kv.truncate(request.request_id, computed)
+        self._runner.kv.publish(request.request_id, request.token_ids, computed)
 
     def forget(self, request_id: str) -> None:
         """Give the request's blocks back."""
@@ -149,7 +150,8 @@ class DraftModelDrafter:
         wanted = min(entry.max_tokens, room + 1)  # the last draft is not fed, so it needs no place
         if wanted < 1:
             return None
-        self._num_computed.setdefault(request.request_id, 0)
+        if request.request_id not in self._num_computed:
+            self._num_computed[request.request_id] = self._runner.kv.reuse(request.request_id, request.token_ids)
         in_line = wanted - 1 if self._tree_width == 1 else 0
         if not self._runner.kv.allocate(request.request_id, request.num_tokens + in_line):
             return None

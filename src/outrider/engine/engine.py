@@ -84,8 +84,13 @@ class Engine:
         """True while a step would do something."""
         return self.scheduler.has_requests
 
-    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> Request:
-        """Queue a request. Raises ``InvalidRequestError`` if it can not be served; nothing is kept then."""
+    def add_request(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0
+    ) -> Request:
+        """Queue a request; lower ``priority`` goes first.
+
+        Raises ``InvalidRequestError`` if it can not be served; nothing is kept then.
+        """
         if request_id in self._requests:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another", param="request_id")
         if params.n != 1:
@@ -102,6 +107,7 @@ class Engine:
             end_token_ids=self._end_token_ids,
             prediction_token_ids=self._prediction(params.prediction),
             arrival=next(self._arrivals),
+            priority=priority,
         )
         law = RequestLaw(
             params,

@@ -41,9 +41,9 @@ def tree_paths(parents: Sequence[int], start: int) -> list[list[int]]:
 class ModelRunner:
     """A model, its paged cache, and the blocks of each request in it."""
 
-    def __init__(self, model: CausalModel, *, num_blocks: int, block_size: int) -> None:
+    def __init__(self, model: CausalModel, *, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
         self.model = model
-        self.kv = KVCacheManager(num_blocks, block_size)
+        self.kv = KVCacheManager(num_blocks, block_size, prefix_caching=prefix_caching)
         self._cache = model.new_cache(num_blocks, block_size)
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Tensor]:

@@ -6,7 +6,7 @@ that is one token behind decodes, with drafts beside that token.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,8 +30,21 @@ class Grant:
     scores: bool
 
 
+AGING_STEPS = 256
+"""A request waits for those of the next higher priority that come up to so many steps later, and for no others."""
+
+
+def _urgency(request: Request) -> tuple[int, int]:
+    return request.urgency
+
+
 class Scheduler:
-    """First come, first served; on shortage of blocks drafts shrink first, then the youngest request is preempted."""
+    """First come, first served among requests of one priority; on shortage of blocks drafts shrink first.
+
+    Then the least urgent request is preempted, which among equals is the youngest. A request's urgency is settled when
+    it comes: the number of its step plus ``AGING_STEPS`` for each level of priority. So an urgent one overtakes, but
+    however many of those come, each request's turn does too.
+    """
 
     def __init__(
         self, kv: KVCacheManager, controller: SpeculationController, *, max_num_seqs: int, max_num_batched_tokens: int
@@ -40,13 +53,18 @@ class Scheduler:
         self._controller = controller
         self._max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._preempted: list[Request] = []
+        self._num_steps = 0
+        self.prefix_cache_queries = 0
+        """Tokens of admitted requests that were looked for in the prefix cache."""
+        self.prefix_cache_hits = 0
+        """Tokens that were found there."""
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests that hold blocks, oldest first."""
+        """Requests that hold blocks, most urgent first."""
         return self._running
 
     @property
@@ -61,23 +79,27 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a new request."""
-        self._waiting.append(request)
+        request.urgency = (self._num_steps + request.priority * AGING_STEPS, request.arrival)
+        insort(self._waiting, request, key=_urgency)
 
     def schedule(self) -> list[Grant]:
-        """Grant tokens for one step, oldest request first; at least one grant if there is any request."""
+        """Grant tokens for one step, most urgent request first; at least one grant if there is any request."""
+        self._num_steps += 1
         grants: list[Grant] = []
         budget = self._max_num_batched_tokens
+        self._make_way(budget)
+        num_preempted = len(self._preempted)
         # Every running request is granted its next token before anyone's drafts or long prompt fill the pass.
         reserved = len(self._running)
         for request in list(self._running):
             reserved -= 1
             if request.status is not Status.RUNNING:
-                continue  # preempted for an older one in this very loop
+                continue  # preempted for a more urgent one in this very loop
             grant = self._grant(request, budget - reserved, may_preempt=True)
             if grant is not None:
                 grants.append(grant)
                 budget -= grant.num_tokens + grant.max_drafts
-        if not self._preempted:
+        if len(self._preempted) == num_preempted:
             self._admit(grants, budget)
         return grants
 
@@ -106,10 +128,11 @@ class Scheduler:
                 break
         if appended:
             request.num_computed_tokens += appended - 1
+        # Only now: what was rejected, or cut off at the end, must never be found.
+        self._kv.truncate(request.request_id, request.num_computed_tokens)
+        self._kv.publish(request.request_id, request.token_ids, request.num_computed_tokens)
         if request.finished:
             self._drop(request)
-        else:
-            self._kv.truncate(request.request_id, request.num_computed_tokens)
         return appended
 
     def finish(self, request: Request, reason: FinishReason, *, error: str | None = None) -> None:
@@ -131,7 +154,7 @@ class Scheduler:
         while not self._kv.allocate(request.request_id, upto + drafts):
             if drafts:
                 drafts -= 1
-            elif not may_preempt or self._preempt_youngest() is request:
+            elif not may_preempt or self._preempt_last() is request:
                 return None
         return Grant(request, num_tokens, drafts, scores=num_tokens == behind)
 
@@ -145,25 +168,51 @@ class Scheduler:
 
     def _admit(self, grants: list[Grant], budget: int) -> None:
         while self._waiting and budget > 0 and len(self._running) < self._max_num_seqs:
-            grant = self._grant(self._waiting[0], budget, may_preempt=False)
+            request = self._waiting[0]
+            self._reuse(request)
+            grant = self._grant(request, budget, may_preempt=False)
             if grant is None:
+                self._kv.free(request.request_id)
+                request.num_computed_tokens = 0
                 return
-            request = self._waiting.popleft()
+            del self._waiting[0]
+            if not request.num_preemptions:
+                self.prefix_cache_queries += request.num_tokens
+                self.prefix_cache_hits += request.num_computed_tokens
+                request.metrics.num_cached_tokens = request.num_computed_tokens
             request.status = Status.RUNNING
-            self._running.append(request)
-            self._running.sort(key=lambda running: running.arrival)
+            insort(self._running, request, key=_urgency)
             grants.append(grant)
             budget -= grant.num_tokens + grant.max_drafts
 
-    def _preempt_youngest(self) -> Request:
-        victim = self._running.pop()
+    def _reuse(self, request: Request) -> None:
+        """Begin after the tokens whose K/V are there already; not where every prompt token must be scored."""
+        if len(request.prompt_logprobs) >= len(request.prompt_token_ids) or request.params.prompt_logprobs is None:
+            request.num_computed_tokens = self._kv.reuse(request.request_id, request.token_ids)
+
+    def _make_way(self, budget: int) -> None:
+        """Preempt the least urgent running request if one of higher priority could not be admitted for its sake."""
+        if not self._waiting or not self._running:
+            return
+        first, last = self._waiting[0], self._running[-1]
+        if first.priority < last.priority and first.urgency < last.urgency:
+            has_seat = len(self._running) < self._max_num_seqs
+            if not has_seat or not self._kv.can_allocate(first.request_id, min(first.num_tokens, budget)):
+                self._preempt(last)
+
+    def _preempt_last(self) -> Request:
+        victim = self._running[-1]
+        self._preempt(victim)
+        return victim
+
+    def _preempt(self, victim: Request) -> None:
+        self._running.remove(victim)
         self._kv.free(victim.request_id)
         victim.status = Status.WAITING
         victim.num_computed_tokens = 0
-        victim.num_preemptions += 1
-        self._waiting.appendleft(victim)
+        victim.metrics.num_preemptions += 1
+        insort(self._waiting, victim, key=_urgency)
         self._preempted.append(victim)
-        return victim
 
     def _drop(self, request: Request) -> None:
         if request in self._running:

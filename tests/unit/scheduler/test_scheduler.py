@@ -9,7 +9,7 @@ from outrider.kv_cache.manager import KVCacheManager
 from outrider.outputs import TokenSource
 from outrider.request import Request, Status
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.scheduler import Grant, Scheduler
+from outrider.scheduler.scheduler import AGING_STEPS, Grant, Scheduler
 from outrider.scheduler.speculation import FixedSpeculation
 
 
@@ -21,15 +21,25 @@ def scheduler_of(
 
 
 def add(
-    scheduler: Scheduler, name: str, prompt_len: int, *, max_tokens: int = 50, arrival: int | None = None
+    scheduler: Scheduler,
+    name: str,
+    prompt_len: int,
+    *,
+    max_tokens: int = 50,
+    arrival: int | None = None,
+    priority: int = 0,
+    begin: int | None = None,
 ) -> Request:
+    """A request whose prompt counts up from ``begin``, which is of no other request unless it is given."""
+    first = 1000 * ord(name[0]) if begin is None else begin
     request = Request(
         name,
-        tuple(range(1, prompt_len + 1)),
+        tuple(range(first, first + prompt_len)),
         SamplingParams(max_tokens=max_tokens),
         noise_seed=0,
         max_total_tokens=prompt_len + max_tokens,
         arrival=len(scheduler.running) + len(scheduler.waiting) if arrival is None else arrival,
+        priority=priority,
     )
     scheduler.add(request)
     return request
@@ -107,7 +117,7 @@ def test_on_shortage_the_youngest_is_preempted_and_comes_back_first() -> None:
     assert [r.request_id for r in scheduler.waiting] == ["young", "waiting"]
     assert old.num_preemptions == 0
     scheduler.finish(old, "abort")
-    assert step(scheduler)["young"] == (5, 0, True), "prompt and output are computed again"
+    assert step(scheduler)["young"] == (3, 0, True), "all is computed again but for the block that nobody needed"
 
 
 def test_the_last_allowed_token_is_never_drafted_for() -> None:
@@ -151,3 +161,68 @@ def test_a_finished_request_takes_no_token() -> None:
         request.append(1, "target")
     scheduler.finish(request, "error")
     assert request.finish_reason == "abort", "the first reason stays"
+
+
+def test_a_request_of_higher_priority_overtakes_and_takes_a_seat() -> None:
+    scheduler = scheduler_of(max_num_seqs=1)
+    low = add(scheduler, "low", 2, arrival=0, priority=1)
+    step(scheduler)
+    add(scheduler, "later", 2, arrival=1, priority=1)
+    add(scheduler, "high", 2, arrival=2, priority=0, max_tokens=2)
+    assert list(step(scheduler)) == ["high"]
+    assert low.num_preemptions == 1
+    step(scheduler)
+    assert list(step(scheduler)) == ["low"], "who was preempted goes on before those that came after"
+
+
+def test_equal_priority_takes_no_seat() -> None:
+    scheduler = scheduler_of(max_num_seqs=1)
+    add(scheduler, "a", 2)
+    step(scheduler)
+    add(scheduler, "b", 2)
+    assert list(step(scheduler)) == ["a"]
+
+
+def test_low_priority_is_served_in_the_end_however_many_urgent_ones_come() -> None:
+    scheduler = scheduler_of(max_num_seqs=1)
+    low = add(scheduler, "z", 1, arrival=0, priority=2, max_tokens=4)
+    for count in range(10 * AGING_STEPS):
+        add(scheduler, f"{chr(200 + count)}", 1, arrival=1 + count, priority=0, max_tokens=1)
+        step(scheduler)
+        if low.finished:
+            break
+    assert low.finished
+    assert count < 2 * AGING_STEPS + 8, "two levels of priority are two times AGING_STEPS"
+
+
+def test_a_request_that_begins_as_another_did_computes_only_the_rest() -> None:
+    scheduler = scheduler_of(block_size=4)
+    add(scheduler, "a", 10, begin=1)
+    step(scheduler)
+    second = add(scheduler, "b", 12, begin=1)
+    assert step(scheduler)["b"] == (4, 0, True)
+    assert second.metrics.num_cached_tokens == 8
+    assert (scheduler.prefix_cache_queries, scheduler.prefix_cache_hits) == (22, 8)
+    third = add(scheduler, "c", 8, begin=1)
+    assert step(scheduler)["c"] == (4, 0, True), "the last token is always computed, so a full hit ends a block before"
+    assert third.metrics.num_cached_tokens == 4
+
+
+def test_prompt_logprobs_need_every_row_so_nothing_is_reused() -> None:
+    scheduler = scheduler_of(block_size=2)
+    add(scheduler, "a", 9, begin=1)
+    step(scheduler)
+    request = add(scheduler, "b", 9, begin=1)
+    request.params = SamplingParams(prompt_logprobs=0)
+    assert step(scheduler)["b"] == (9, 0, True)
+
+
+def test_a_request_that_finds_no_room_holds_nothing_while_it_waits() -> None:
+    scheduler = scheduler_of(num_blocks=4, block_size=2)
+    add(scheduler, "a", 5, begin=1)
+    step(scheduler)
+    waiting = add(scheduler, "b", 9, begin=1)
+    for _ in range(2):
+        assert "b" not in step(scheduler)
+        scheduler.check_integrity()
+        assert waiting.num_computed_tokens == 0
