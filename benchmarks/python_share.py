@@ -34,7 +34,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", default="-", help="write the result here too")
     arguments = parser.parse_args()
-    llm = LLM(arguments.model, kv_cache_memory=256 << 20)
+    speculative = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}
+    llm = LLM(arguments.model, speculative_config=speculative, kv_cache_memory=256 << 20)
     modes: dict[str, dict[str, Any]] = {
         "greedy, off": {"temperature": 0.0, "num_speculative_tokens": 0},
         "greedy, ngram": {"temperature": 0.0},

@@ -111,7 +111,8 @@ def main() -> int:
     engines = {
         method: LLM(
             arguments.model,
-            speculative_config={"method": method, "num_speculative_tokens": arguments.k},
+            speculative_config={"method": method, "num_speculative_tokens": arguments.k, "adaptive": False},
+            prefix_caching=False,
             kv_cache_memory=256 << 20,
         )
         for method in methods

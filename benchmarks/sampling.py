@@ -67,7 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     llm = LLM(
         arguments.model,
-        speculative_config={"method": "prediction", "num_speculative_tokens": arguments.k},
+        speculative_config={"method": "prediction", "num_speculative_tokens": arguments.k, "adaptive": False},
         kv_cache_memory=256 << 20,
     )
     prompt = llm.tokenizer.encode(PROMPT)

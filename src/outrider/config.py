@@ -20,7 +20,8 @@ Quantization = Literal["int8", "int4"]
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 MAX_SPECULATIVE_TOKENS = 64
-DEFAULT_NUM_SPECULATIVE_TOKENS = 4
+DEFAULT_NUM_SPECULATIVE_TOKENS = 15
+DEFAULT_DRAFT_MODEL_TOKENS = 8
 
 
 def missing_verb(drafter: Any) -> str | None:
@@ -35,12 +36,14 @@ class SpeculativeConfig(Strict):
     method                  ``ngram``, ``suffix``, ``prediction`` (only from the text that a request brings),
                             ``draft_model``, ``composite`` (suffix, and the draft model where it promises more),
                             ``off``, or a drafter of your own: an object, or ``package.module:Class``. ``auto`` takes
-                            ``draft_model`` if ``model`` is given, else ``ngram``. A request's ``prediction`` is drafted
-                            from with every method but ``off``
+                            ``composite`` if ``model`` is given, else ``suffix`` (``ngram`` where there are no native
+                            kernels). A request's ``prediction`` is drafted from with every method but ``off``
     options                 keyword arguments for ``package.module:Class``
     model                   the draft model: alias, file, folder or hub id
     num_speculative_tokens  K, the most tokens drafted per step; 0 drafts nothing
-    draft_model_tokens      with ``composite``, the most tokens that the draft model drafts per step
+    adaptive                as many tokens up to K as pay by measured costs, in each step and for each request, and none
+                            where none do; ``False`` drafts K tokens wherever there are drafts
+    draft_model_tokens      with ``composite`` (and so ``auto``), the most tokens that the draft model drafts per step
     quantization            ``int8`` or ``int4``: the draft model's weights in groups of 32, rounded when loaded (CPU)
     tree_width              above 1 the draft model proposes trees, K nodes in all: most children of a node, and most
                             nodes expanded per level
@@ -61,7 +64,8 @@ class SpeculativeConfig(Strict):
     options: dict[str, Any] = Field(default_factory=dict)
     model: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = DEFAULT_NUM_SPECULATIVE_TOKENS
-    draft_model_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = DEFAULT_NUM_SPECULATIVE_TOKENS
+    draft_model_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = DEFAULT_DRAFT_MODEL_TOKENS
+    adaptive: bool = True
     quantization: Quantization | None = None
     draft_vocab_size: Annotated[int, Field(ge=1)] | None = None
     tree_width: Annotated[int, Field(ge=1, le=8)] = 1
@@ -112,8 +116,15 @@ class SpeculativeConfig(Strict):
         if self.num_speculative_tokens == 0:
             return "off"
         if self.method == "auto":
-            return "ngram" if self.model is None else "draft_model"
+            if self.model is None:
+                return "suffix"
+            return "composite" if self.tree_width == 1 else "draft_model"
         return self.method
+
+    @property
+    def drafts_with_model(self) -> bool:
+        """True if a draft model is at work."""
+        return self.model is not None and self.resolved_method in ("draft_model", "composite")
 
     @classmethod
     def parse(cls, value: SpeculativeConfig | dict[str, Any] | str | None) -> SpeculativeConfig:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.config import EngineConfig, SpeculativeConfig
+from outrider.engine.memory import MemoryPlan
 from outrider.engine.setup import ReadyEngine, build_engine
 from outrider.errors import InvalidRequestError, RequestFailedError
 from outrider.outputs import RequestMetrics, RequestOutput, SpecDecodeStats, StreamPiece
@@ -43,6 +44,11 @@ class LLM:
         self.tokenizer = self._ready.tokenizer
         self._ids = itertools.count()
         self._streams: dict[str, deque[StreamPiece]] = {}
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """What weights take, and what the KV caches may take."""
+        return self._ready.memory
 
     @property
     def speculation(self) -> str:

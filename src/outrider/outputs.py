@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 TokenSource = Literal["target", "accepted", "recovered", "bonus"]
 """How a token was made: by a pass without drafts (``target``), drafted and accepted (``accepted``), drawn in
 place of the first rejected draft (``recovered``), or drawn after all drafts were accepted (``bonus``)."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Note(Protocol):
+    """Who drafted in a step, or why nobody did."""
+
+    @property
+    def drafter(self) -> str:
+        """The drafter's name."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """What spoke against drafting."""
+        ...
 
 
 def _added(counts: list[int], more: list[int]) -> list[int]:
@@ -35,12 +49,28 @@ class SpecDecodeStats:
     accepted_per_position: list[int] = field(default_factory=list)
     per_step_drafted: list[int] = field(default_factory=list)
     per_step_accepted: list[int] = field(default_factory=list)
+    per_step_drafter: list[str] = field(default_factory=list)
+    """Which of several drafters proposed; empty where there is one only, or where none did."""
+    per_step_why: list[str] = field(default_factory=list)
+    """Why nothing was drafted, where the controller says so."""
+    draft_seconds: float = 0.0
+    """Drafting in this request's steps, for all requests of the step together."""
+    verify_seconds: float = 0.0
+    """The target's passes and the judging of their rows, likewise."""
+    step_seconds: float = 0.0
+    """Whole steps of which it is known what they would have taken without drafts."""
+    plain_seconds: float = 0.0
+    """What the tokens gained in these steps would have taken at K = 0, by the measured cost tables."""
+    expected_plain_seconds: float = 0.0
+    """The same for the tokens that were expected when the drafts were chosen."""
 
-    def record(self, num_drafted: int, num_accepted: int, depth: int) -> None:
+    def record(self, num_drafted: int, num_accepted: int, depth: int, note: Note | None = None) -> None:
         """Count one verified step; ``num_drafted`` may be 0, and in a tree is above ``depth``, that of its paths."""
         self.num_steps += 1
         self.per_step_drafted.append(num_drafted)
         self.per_step_accepted.append(num_accepted)
+        self.per_step_drafter.append("" if note is None or not num_drafted else note.drafter)
+        self.per_step_why.append("" if note is None or num_drafted else note.why)
         if num_drafted == 0:
             return
         self.num_spec_steps += 1
@@ -50,6 +80,34 @@ class SpecDecodeStats:
             counts.extend([0] * (depth - len(counts)))
             for position in range(reached):
                 counts[position] += 1
+
+    def add_times(
+        self,
+        gained: int,
+        expected: float,
+        *,
+        draft_seconds: float,
+        verify_seconds: float,
+        step_seconds: float,
+        plain_seconds: float | None,
+    ) -> None:
+        """Add a step that gained so many tokens; ``plain_seconds`` is what it would have taken at K = 0, if known."""
+        self.draft_seconds += draft_seconds
+        self.verify_seconds += verify_seconds
+        if plain_seconds is not None:
+            self.step_seconds += step_seconds
+            self.plain_seconds += gained * plain_seconds
+            self.expected_plain_seconds += (1.0 + expected) * plain_seconds
+
+    @property
+    def realised_gain(self) -> float | None:
+        """How many times as fast as K = 0 it was, by the measured cost tables; None where there are none."""
+        return self.plain_seconds / self.step_seconds if self.step_seconds else None
+
+    @property
+    def estimated_gain(self) -> float | None:
+        """The same by the tokens that were expected when the drafts were chosen."""
+        return self.expected_plain_seconds / self.step_seconds if self.step_seconds else None
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -83,6 +141,13 @@ class SpecDecodeStats:
             total.accepted_per_position = _added(total.accepted_per_position, part.accepted_per_position)
             total.per_step_drafted += part.per_step_drafted
             total.per_step_accepted += part.per_step_accepted
+            total.per_step_drafter += part.per_step_drafter
+            total.per_step_why += part.per_step_why
+            total.draft_seconds += part.draft_seconds
+            total.verify_seconds += part.verify_seconds
+            total.step_seconds += part.step_seconds
+            total.plain_seconds += part.plain_seconds
+            total.expected_plain_seconds += part.expected_plain_seconds
         return total
 
     def to_dict(self, *, detailed: bool = False) -> dict[str, Any]:
@@ -95,10 +160,15 @@ class SpecDecodeStats:
             "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
             "num_draft_tokens": self.num_draft_tokens,
             "num_spec_tokens": max(self.per_step_drafted, default=0),
+            "draft_ms": 1e3 * self.draft_seconds,
+            "verify_ms": 1e3 * self.verify_seconds,
+            "estimated_gain": self.estimated_gain,
+            "realised_gain": self.realised_gain,
         }
         if detailed:
             summary["per_step_accepted"] = list(self.per_step_accepted)
             summary["per_step_drafted"] = list(self.per_step_drafted)
+            summary["per_step_drafter"] = list(self.per_step_drafter)
         return summary
 
 

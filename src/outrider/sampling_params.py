@@ -125,6 +125,7 @@ class SamplingParams(Strict):
     logprobs_mode ``raw``: of the model's own law; ``processed``: of the law that the token was drawn from (greedy
                   requests: of the edited logits at temperature 1)
     num_speculative_tokens  a cap on the drafted tokens per step of this request; 0 turns speculation off
+    speculative_method      only this one of the engine's drafters, by its name; ``off`` turns speculation off
     prediction    what the answer will probably be, text or token ids: drafted from, never a part of the law
     """
 
@@ -155,6 +156,7 @@ class SamplingParams(Strict):
     prompt_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     logprobs_mode: LogprobsMode = "raw"
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
+    speculative_method: Annotated[str, Field(min_length=1)] | None = None
     prediction: str | tuple[TokenId, ...] | None = None
 
     @classmethod
@@ -194,6 +196,11 @@ class SamplingParams(Strict):
         if self.structured_outputs is not None and self.ignore_eos:
             raise ValueError("structured_outputs end with an end token, so ignore_eos must not be set")
         return self
+
+    @property
+    def speculates(self) -> bool:
+        """False if this request turns speculation off."""
+        return self.num_speculative_tokens != 0 and self.speculative_method != "off"
 
     @property
     def greedy(self) -> bool:

@@ -111,11 +111,13 @@ def outrider_specs(speculative: dict[str, Any], settings: dict[str, Any], thread
     whole = SpeculativeConfig(**speculative)
     EngineConfig(model="checked before any process starts", speculative=whole, **settings)
     alone: dict[str, Any] = {k: v for k, v in speculative.items() if k not in DRAFT_MODEL_KEYS} | {"method": "ngram"}
+    # Repeated rounds must not find the prompt of the one before.
+    settings = {**settings, "prefix_caching": False}
     if whole.resolved_method == "off":
         alone = {"method": "off"}
     specs = [EngineSpec("outrider", command, env, settings={**settings, "speculative": alone}, peer=False)]
-    if whole.resolved_method == "draft_model":
-        drafting = {**settings, "speculative": speculative}
+    if whole.drafts_with_model:
+        drafting = {**settings, "speculative": {**speculative, "method": "draft_model"}}
         modes = ("draft_model",)
         specs.append(
             EngineSpec("outrider", command, env, settings=drafting, modes=modes, measure_passes=False, peer=False)

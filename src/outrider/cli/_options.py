@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +59,10 @@ Quantization = Annotated[
 ]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto, native (CPU kernels) or reference (torch).")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+KvCacheMemory = Annotated[
+    str | None,
+    typer.Option("--kv-cache-memory", help="Memory for all KV caches, such as 2GiB or 500MB; default: as needed."),
+]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt and output together.")]
 
 
@@ -95,6 +100,21 @@ def load(model: str, speculative: dict[str, Any], **settings: Any) -> LLM:
             resolve(reference, progress)
     with Console(stderr=True).status(f"loading {model} …"):
         return LLM(model, speculative_config=speculative, **settings)
+
+
+def memory(option: str, text: str | None) -> int | None:
+    """Bytes from ``2GiB``, ``500MB`` or a plain number. Raises ``ConfigError``."""
+    from outrider.errors import ConfigError
+
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*", text, re.IGNORECASE)
+    unit = (found.group(2) or "B").upper() if found else ""
+    power = "BKMGT".index(unit[0]) if found else 0
+    count = int(float(found.group(1)) * (1024 if "I" in unit else 1000) ** power) if found else 0
+    if count < 1:
+        raise ConfigError(f"{option} {text!r} is no amount of memory; give one such as 2GiB, 500MB or 1000000")
+    return count
 
 
 def structured_outputs(

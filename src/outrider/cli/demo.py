@@ -76,7 +76,9 @@ def demo(
     from outrider.errors import ConfigError
 
     speculative = options.speculative_dict(speculative_config, draft_model, num_speculative_tokens)
-    llm = options.load(model, speculative, dtype=dtype)
+    # Each run must do all of the work: neither the prompt nor the text of the run before is remembered.
+    speculative = {**speculative, "suffix_cache_tokens": 0}
+    llm = options.load(model, speculative, dtype=dtype, prefix_caching=False)
     if llm.engine.drafter is None:
         raise ConfigError(f"the demo compares speculation off and on, but it is {llm.speculation}")
     console = Console(stderr=json_path == "-", highlight=False, soft_wrap=False)

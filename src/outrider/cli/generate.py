@@ -44,6 +44,8 @@ def generate(
     backend: options.BackendOption = "auto",
     device: options.Device = "auto",
     max_model_len: options.MaxModelLen = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why it speculated as it did.")] = False,
     json_path: Annotated[str | None, typer.Option("--json", help="Write result and figures here; - is stdout.")] = None,
 ) -> None:
     """Generate text from a prompt."""
@@ -71,8 +73,9 @@ def generate(
         backend=backend,
         device=device,
         max_model_len=max_model_len,
+        kv_cache_memory=options.memory("--kv-cache-memory", kv_cache_memory),
     )
-    report = run(llm, text, params, show=json_path != "-")
+    report = run(llm, text, params, show=json_path != "-", explain=explain)
     if json_path is not None:
         from outrider.cli._report import environment, write_json
 
@@ -80,8 +83,9 @@ def generate(
         write_json({**report, **environment(arguments)}, json_path)
 
 
-def run(llm: LLM, prompt: str, params: SamplingParams, *, show: bool) -> dict[str, Any]:
+def run(llm: LLM, prompt: str, params: SamplingParams, *, show: bool, explain: bool = False) -> dict[str, Any]:
     """Generate, with the text on stdout as it comes and a summary on stderr; return the figures."""
+    from outrider.cli._explain import explain as explained
     from outrider.errors import RequestFailedError
 
     request = llm.engine.add_request("generate", llm.tokenizer.encode(prompt), params)
@@ -105,6 +109,8 @@ def run(llm: LLM, prompt: str, params: SamplingParams, *, show: bool) -> dict[st
         f"{stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} drafts accepted",
         err=True,
     )
+    if explain:
+        typer.echo("\n".join([llm.memory.describe(), *explained(llm.engine, metrics)]), err=True)
     return {
         "text": completion.text,
         "token_ids": list(completion.token_ids),

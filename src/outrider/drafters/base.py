@@ -14,9 +14,9 @@ from typing import Protocol
 from outrider.request import Request
 from outrider.sampling.noise import Noise
 from outrider.sampling.request_law import RequestLaw
-from outrider.verification.base import Proposal
+from outrider.verification.base import Proposal, ProposalNote
 
-__all__ = ["DraftRequest", "Drafter", "Proposal"]
+__all__ = ["DraftRequest", "Drafter", "Proposal", "ProposalNote"]
 
 
 @dataclass(frozen=True)

@@ -13,33 +13,42 @@ from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
+from outrider.ops import native
+from outrider.scheduler.speculation import SpeculationController
 
 
-def build_drafter(config: SpeculativeConfig, model_drafter: Callable[[], Drafter]) -> Drafter | None:
-    """The drafter that ``config`` asks for; None for ``off``. ``model_drafter`` loads the draft model.
+def build_drafter(
+    config: SpeculativeConfig,
+    model_drafter: Drafter | None,
+    planner_for: Callable[[Drafter | None, int], SpeculationController],
+) -> CompositeDrafter | None:
+    """The drafter that ``config`` asks for; None for ``off``.
+
+    ``model_drafter`` is that of the draft model, where one is asked for; ``planner_for`` gives the planner for a
+    drafter that costs time, if there is one, and the most tokens that it drafts in a round.
 
     Raises ``ConfigError`` if a class of the user's own cannot be imported or made.
     """
     method = config.resolved_method
     if method == "off":
         return None
-    if method == "prediction":
-        return PredictionDrafter()
     retrieval: list[Drafter] = [PredictionDrafter()]
     model: Drafter | None = None
     most = config.num_speculative_tokens
     if method == "ngram":
         retrieval.append(NGramDrafter(min_match=config.prompt_lookup_min, max_match=config.prompt_lookup_max))
-    if method in ("suffix", "composite"):
+    if config.method == "auto" and method != "draft_model" and not native.available():
+        retrieval.append(NGramDrafter(min_match=config.prompt_lookup_min, max_match=config.prompt_lookup_max))
+    elif method in ("suffix", "composite"):
         floor, cache_tokens = config.suffix_min_probability, config.suffix_cache_tokens
         retrieval.append(SuffixDrafter(floor=floor, cache_tokens=cache_tokens))
-    if method == "draft_model" or (method == "composite" and config.model is not None):
-        model = model_drafter()
+    if config.drafts_with_model:
+        model = model_drafter
         most = min(most, config.draft_model_tokens) if method == "composite" else most
     if method not in get_args(KnownMethod):
         model = _own(config)
     name = method if model is None or method == "composite" else model.name
-    return CompositeDrafter(retrieval, model, name=name, model_max_tokens=most)
+    return CompositeDrafter(retrieval, model, name=name, model_max_tokens=most, planner=planner_for(model, most))
 
 
 def _own(config: SpeculativeConfig) -> Drafter:

@@ -1,54 +1,48 @@
-"""Several drafters for one request: text that was seen before first, a model where that promises more per second.
+"""Several drafters for one request: text that was seen before, which costs nothing, and a model where that pays.
 
-Whoever proposes, its own rule holds: retrieval gives point masses, a model point masses or tokens with their law. Which
-one proposes is settled before anything is drawn, from outcomes and times of earlier steps and from the retrieved text
-alone, so it never changes what is emitted.
+Whoever proposes, its own rule holds: retrieval gives point masses, a model point masses or tokens with their law. Who
+proposes, and how much, is the planner's to say before anything is drawn, from outcomes and times of earlier steps and
+from the retrieved text alone; so it never changes what is emitted.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from outrider.drafters.base import Drafter, DraftRequest, Proposal
+import numpy as np
+
+from outrider.drafters.base import Drafter, DraftRequest, Proposal, ProposalNote
 from outrider.request import Request
+from outrider.scheduler.speculation import Choice, Draftable, SpeculationController
+from outrider.scheduler.survival import Survival
 
-_MEMORY = 0.95
-"""What an outcome weighs after one more outcome."""
-_RECENT = 15
-"""Times of so many calls are remembered; their median is what a call is taken to cost."""
-_DRAFT_COST = 0.5
-"""A round of the model over a pass of the target, until both have been timed."""
+_NOTHING = np.zeros(0)
 
 
-class _Outcomes:
-    """Accepted tokens per proposal, and over what was promised; recent ones weigh more."""
+@dataclass(frozen=True)
+class _Retrieved:
+    """A retrieval drafter's proposal for a request of ``start`` committed tokens, and how far it should be accepted."""
 
-    def __init__(self, prior_accepted: float, prior_weight: float) -> None:
-        self._accepted = prior_accepted * prior_weight
-        self._weight = prior_weight
+    drafter: Drafter
+    proposal: Proposal
+    start: int
+    survival: Survival
 
-    def add(self, accepted: float, weight: float) -> None:
-        """One outcome."""
-        self._accepted = self._accepted * _MEMORY + accepted
-        self._weight = self._weight * _MEMORY + weight
-
-    @property
-    def mean(self) -> float:
-        """Accepted per unit of weight."""
-        return self._accepted / self._weight
+    def outcome(self, request: Request) -> int | None:
+        """How many of its tokens came true; None while that is open."""
+        drafted, said = self.proposal.token_ids, request.token_ids[self.start : self.start + len(self.proposal)]
+        matched = next((i for i, (one, other) in enumerate(zip(drafted, said, strict=False)) if one != other), None)
+        return len(said) if matched is None and len(said) == len(drafted) else matched
 
 
 class CompositeDrafter:
-    """``retrieval`` drafters, which cost nothing, and at most one ``model`` drafter, which proposes only where it pays.
+    """``retrieval`` drafters, which cost nothing, and at most one ``model`` drafter.
 
-    A retrieval proposal's expected number of accepted tokens is the sum of its ``chances``, corrected by how such
-    promises of its drafter were kept so far; the model's is what it had accepted of late, for this request and for all.
-    The one with the larger (1 + expected) / (seconds of a target pass + seconds of drafting) proposes; where nothing
-    was retrieved, the model.
+    Of what is retrieved the draft that should be accepted furthest stands for all. The planner takes so much of it as
+    pays, or has the model draft instead. A retrieved draft is compared with what the request went on to say whether it
+    was verified or not; so the planner learns of drafters that it does not let propose, at no cost.
     """
 
     def __init__(
@@ -57,94 +51,122 @@ class CompositeDrafter:
         model: Drafter | None = None,
         *,
         name: str = "composite",
-        model_max_tokens: int = 4,
+        model_max_tokens: int = 64,
+        planner: SpeculationController | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``model_max_tokens`` is the most that the model drafts in a round, whatever K; ``name`` is the whole's."""
         self.name = name
+        self.planner = planner or SpeculationController()
         self._retrieval = tuple(retrieval)
         self._model = model
         self._model_max_tokens = model_max_tokens
         self._clock = clock
-        self._kept = {drafter.name: _Outcomes(1.0, 1.0) for drafter in self._retrieval}
-        self._all = _Outcomes(0.5 * model_max_tokens, 2.0)
-        self._own: dict[str, _Outcomes] = {}
-        self._proposed: dict[str, tuple[Drafter, float]] = {}
-        self._model_seconds: deque[float] = deque(maxlen=_RECENT)
-        self._pass_seconds: deque[float] = deque(maxlen=_RECENT)
-        self._ended: float | None = None
+        self._open: dict[str, _Retrieved] = {}
+        self._proposed: dict[str, Drafter] = {}
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names that a request may choose a drafter by."""
+        return tuple(dict.fromkeys((self.name, *(each.name for each in self._drafters))))
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
-        """For each entry the proposal of the drafter that promises most."""
-        begin = self._clock()
-        if self._ended is not None:
-            self._pass_seconds.append(begin - self._ended)
-        chosen = self._retrieved(batch)
-        if self._model is not None:
-            self._add_modelled(self._model, batch, chosen)
-        for entry, (proposal, drafter, promised) in zip(batch, chosen, strict=True):
-            if drafter is not None and len(proposal):
-                self._proposed[entry.request.request_id] = (drafter, promised)
-        self._ended = self._clock()
-        return [proposal for proposal, _, _ in chosen]
+        """For each entry what the planner chooses."""
+        for entry in batch:
+            self._settle(entry.request)
+        found = self._retrieve(batch)
+        drafts = [self._draftable(entry, each) for entry, each in zip(batch, found, strict=True)]
+        choices = self.planner.plan(drafts)
+        proposals = []
+        for entry, each, choice in zip(batch, found, choices, strict=True):
+            proposal, drafter = Proposal(), None
+            if each is not None and not choice.by_model and choice.num_tokens:
+                proposal, drafter = _beginning(each.proposal, choice.num_tokens), each.drafter
+                self._proposed[entry.request.request_id] = drafter
+            proposals.append(replace(proposal, note=_note(choice, drafter)))
+        wanted = [place for place, choice in enumerate(choices) if choice.by_model and choice.num_tokens]
+        if self._model is not None and wanted:
+            entries = [
+                replace(batch[place], max_tokens=min(choices[place].num_tokens, self._model_max_tokens))
+                for place in wanted
+            ]
+            begin = self._clock()
+            drawn = self._model.propose(entries)
+            self.planner.observe_drafting(self._clock() - begin)
+            for place, proposal in zip(wanted, drawn, strict=True):
+                self._proposed[batch[place].request.request_id] = self._model
+                proposals[place] = replace(proposal, note=_note(choices[place], self._model))
+        return proposals
 
     def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """Tell the drafter that proposed; remember how its promise was kept."""
-        drafter, promised = self._proposed.pop(request.request_id, (None, 0.0))
+        """Tell the drafter that proposed."""
+        drafter = self._proposed.pop(request.request_id, None)
         if drafter is None:
             return
         drafter.observe(request, num_drafted, num_accepted)
         if drafter is self._model:
-            self._all.add(num_accepted, 1.0)
-            self._own_outcomes(request).add(num_accepted, 1.0)
-        else:
-            self._kept[drafter.name].add(num_accepted, promised)
+            self.planner.observe_outcome(request, drafter.name, num_accepted, num_drafted, None)
 
     def forget(self, request_id: str) -> None:
         """Drop the request's state here and in every drafter."""
         self._proposed.pop(request_id, None)
-        self._own.pop(request_id, None)
-        for drafter in (*self._retrieval, *([] if self._model is None else [self._model])):
+        self._open.pop(request_id, None)
+        for drafter in self._drafters:
             drafter.forget(request_id)
 
-    def _retrieved(self, batch: Sequence[DraftRequest]) -> list[tuple[Proposal, Drafter | None, float]]:
-        """For each entry the best retrieval proposal, its drafter, and what that promised."""
-        best: list[tuple[Proposal, Drafter | None, float]] = [(Proposal(), None, 0.0) for _ in batch]
+    @property
+    def _drafters(self) -> tuple[Drafter, ...]:
+        return self._retrieval if self._model is None else (*self._retrieval, self._model)
+
+    def _settle(self, request: Request) -> None:
+        """Tell the planner what became of a retrieved draft, as soon as that is known."""
+        retrieved = self._open.get(request.request_id)
+        accepted = None if retrieved is None else retrieved.outcome(request)
+        if retrieved is not None and accepted is not None:
+            del self._open[request.request_id]
+            proposal = retrieved.proposal
+            name, chances = retrieved.drafter.name, proposal.chances
+            self.planner.observe_outcome(request, name, accepted, len(proposal), chances)
+
+    def _retrieve(self, batch: Sequence[DraftRequest]) -> list[_Retrieved | None]:
+        """For each entry the retrieved draft that should be accepted furthest."""
+        best: list[_Retrieved | None] = [None] * len(batch)
         for drafter in self._retrieval:
-            for place, proposal in enumerate(drafter.propose(batch)):
+            places = [place for place, entry in enumerate(batch) if _allows(entry.request, drafter.name, self.name)]
+            if not places:
+                continue
+            for place, proposal in zip(places, drafter.propose([batch[place] for place in places]), strict=True):
                 if not len(proposal):
                     continue
-                promised = 0.5 * len(proposal) if proposal.chances is None else sum(proposal.chances)
-                _, other, beaten = best[place]
-                if other is None or self._expected(drafter, promised) > self._expected(other, beaten):
-                    best[place] = (proposal, drafter, promised)
+                request, other = batch[place].request, best[place]
+                survival = self.planner.survival(request, drafter.name, len(proposal), proposal.chances)
+                if other is None or survival.sum() > other.survival.sum():
+                    best[place] = _Retrieved(drafter, proposal, request.num_tokens, survival)
+        for entry, retrieved in zip(batch, best, strict=True):
+            if retrieved is not None:
+                self._open.setdefault(entry.request.request_id, retrieved)
         return best
 
-    def _expected(self, drafter: Drafter, promised: float) -> float:
-        return promised * min(self._kept[drafter.name].mean, 1.0)
+    def _draftable(self, entry: DraftRequest, retrieved: _Retrieved | None) -> Draftable:
+        behind = None
+        if self._model is not None and _allows(entry.request, self._model.name, self.name):
+            count = getattr(self._model, "num_behind", None)
+            behind = 1 if count is None else count(entry.request)
+        most = entry.max_tokens
+        survival = _NOTHING if retrieved is None else retrieved.survival
+        return Draftable(entry.request, most, survival, behind)
 
-    def _add_modelled(
-        self, model: Drafter, batch: Sequence[DraftRequest], chosen: list[tuple[Proposal, Drafter | None, float]]
-    ) -> None:
-        target = statistics.median(self._pass_seconds) if self._pass_seconds else 1.0
-        drafting = statistics.median(self._model_seconds) if self._model_seconds else _DRAFT_COST * target
-        places = []
-        for place, (entry, (_, drafter, promised)) in enumerate(zip(batch, chosen, strict=True)):
-            modelled = min(self._own_outcomes(entry.request).mean, entry.max_tokens, self._model_max_tokens)
-            if (
-                drafter is None
-                or (1.0 + modelled) / (target + drafting) > (1.0 + self._expected(drafter, promised)) / target
-            ):
-                places.append(place)
-        if not places:
-            return
-        begin = self._clock()
-        wanted = [batch[place] for place in places]
-        capped = [replace(entry, max_tokens=min(entry.max_tokens, self._model_max_tokens)) for entry in wanted]
-        for place, proposal in zip(places, model.propose(capped), strict=True):
-            chosen[place] = (proposal, model, 0.0)
-        self._model_seconds.append(self._clock() - begin)
 
-    def _own_outcomes(self, request: Request) -> _Outcomes:
-        """A request starts out with what all requests had."""
-        return self._own.setdefault(request.request_id, _Outcomes(self._all.mean, 2.0))
+def _allows(request: Request, drafter: str, whole: str) -> bool:
+    return request.params.speculative_method in (None, whole, drafter)
+
+
+def _beginning(proposal: Proposal, count: int) -> Proposal:
+    if count >= len(proposal):
+        return proposal
+    chances = None if proposal.chances is None else proposal.chances[:count]
+    return replace(proposal, token_ids=proposal.token_ids[:count], chances=chances)
+
+
+def _note(choice: Choice, drafter: Drafter | None) -> ProposalNote:
+    return ProposalNote("" if drafter is None else drafter.name, choice.expected, choice.why)

@@ -140,6 +140,10 @@ class DraftModelDrafter:
         self._trees.pop(request_id, None)
         self._runner.kv.free(request_id)
 
+    def num_behind(self, request: Request) -> int:
+        """Committed tokens of the request that have no K/V here yet."""
+        return request.num_tokens - self._num_computed.get(request.request_id, 0)
+
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless the draft's blocks add up."""
         self._runner.kv.check_integrity(live=self._num_computed)

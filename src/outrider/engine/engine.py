@@ -63,6 +63,7 @@ class Engine:
         self.scheduler = Scheduler(
             runner.kv, controller, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
+        self.controller = controller
         self.max_model_len = min(max_model_len, runner.kv.capacity)
         self.vocab_size = runner.model.vocab_size
         self.verify = verify_with
@@ -98,6 +99,7 @@ class Engine:
                 f"n={params.n}, but a request has one answer; add one request for each", param="n"
             )
         self.check_prompt(prompt_token_ids)
+        self._check_method(params.speculative_method)
         request = Request(
             request_id=request_id,
             prompt_token_ids=tuple(prompt_token_ids),
@@ -119,8 +121,8 @@ class Engine:
         )
         request.metrics.arrival_time = time.monotonic()
         request.metrics.speculation = self.speculation
-        if self.drafter is not None and params.num_speculative_tokens == 0:
-            request.metrics.speculation = "inactive: num_speculative_tokens=0 in this request"
+        if self.drafter is not None and not params.speculates:
+            request.metrics.speculation = "inactive: turned off in this request"
         self._requests[request_id] = request
         self._noises[request_id] = self._noise_for(request.noise_seed)
         self._laws[request_id] = law
@@ -143,6 +145,23 @@ class Engine:
                 raise InvalidRequestError(
                     f"prompt token {place} is {token_id}, but ids go from 0 to {self.vocab_size - 1}", param="prompt"
                 )
+
+    @property
+    def speculative_methods(self) -> tuple[str, ...]:
+        """What a request may choose as its ``speculative_method``."""
+        drafter = self.drafter
+        if drafter is None:
+            return ("off",)
+        methods: tuple[str, ...] = getattr(drafter, "methods", (drafter.name,))
+        return ("off", *methods)
+
+    def _check_method(self, method: str | None) -> None:
+        if method is not None and method not in self.speculative_methods:
+            raise InvalidRequestError(
+                f"speculative_method={method!r} is not at work here; choose one of "
+                f"{', '.join(self.speculative_methods)}, or load the engine with another speculative_config",
+                param="speculative_method",
+            )
 
     def _bad_sequences(self, words: Sequence[str]) -> list[Sequence[int]]:
         """The tokens of each word at the beginning of a text, and after a space."""
@@ -203,6 +222,7 @@ class Engine:
             del self._requests[request_id], self._detokenizers[request_id]
             self._noises.pop(request_id, None)
             self._laws.pop(request_id, None)
+            self.controller.forget(request_id)
         return RequestOutput(
             request_id=request_id,
             prompt=prompt,

@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-import psutil
 import torch
 
 from outrider.config import EngineConfig, SpeculativeConfig, Verification
@@ -15,19 +14,23 @@ from outrider.drafters.build import build_drafter
 from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.engine.backends import build_model, resolve_device
 from outrider.engine.engine import Engine
+from outrider.engine.memory import MemoryPlan, plan_memory
 from outrider.engine.verify import verify
 from outrider.errors import ConfigError, VocabularyMismatchError
 from outrider.models.base import CausalModel
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
+from outrider.runner.measure import measure_passes
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
-from outrider.scheduler.speculation import FixedSpeculation
+from outrider.scheduler.adaptive import AdaptiveSpeculation, ModelDrafting
+from outrider.scheduler.costs import DraftCosts
+from outrider.scheduler.speculation import FixedSpeculation, SpeculationController
 
 logger = logging.getLogger(__name__)
 
-FREE_MEMORY_SHARE = 0.25
-"""Of the memory that is free at start, the share that the target's KV cache may take unless told otherwise."""
+MEASURING_SECONDS = 0.6
+"""About how long an engine that speculates takes at start to measure what passes of its target cost."""
 
 _COUPLED: dict[Verification, Coupled] = {
     "auto": "seeded",
@@ -41,11 +44,12 @@ _COUPLED: dict[Verification, Coupled] = {
 
 @dataclass(frozen=True)
 class ReadyEngine:
-    """An engine, the tokenizer of its target, and the name of what was loaded."""
+    """An engine, the tokenizer of its target, the name of what was loaded, and what it may take of memory."""
 
     engine: Engine
     tokenizer: Tokenizer
     model_name: str
+    memory: MemoryPlan
 
 
 def build_engine(config: EngineConfig) -> ReadyEngine:
@@ -54,8 +58,11 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
     opened = open_model(config.model)
     target = build_model(opened, config, device, quantization=config.quantization)
     max_model_len = _max_model_len(config, target)
-    num_blocks = _num_blocks(config, target, max_model_len)
-    capacity = num_blocks * config.block_size
+    speculative = config.speculative
+    draft = _open_draft(config, opened, device) if speculative.drafts_with_model else None
+    memory = plan_memory(config, target, None if draft is None else draft.model, max_model_len)
+    logger.info("%s", memory.describe())
+    capacity = memory.num_tokens
     if capacity < max_model_len:
         if config.max_model_len is not None:
             raise ConfigError(
@@ -64,13 +71,16 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
             )
         logger.warning("max_model_len is %d, not %d: the KV cache holds no more", capacity, max_model_len)
         max_model_len = capacity
-    runner = ModelRunner(target, num_blocks=num_blocks, block_size=config.block_size)
-    speculative = config.speculative
-    drafter = build_drafter(speculative, lambda: _model_drafter(config, opened, device, num_blocks))
+    runner, model_drafter = _runner(config, target, memory), None
+    draft_runner = None if draft is None else _runner(config, draft.model, memory)
+    if draft is not None and draft_runner is not None:
+        model_drafter = _model_drafter(config, opened, draft, draft_runner)
+    planner = partial(_planner, speculative, runner, draft_runner)
+    drafter = build_drafter(speculative, model_drafter, planner)
     engine = Engine(
         runner,
         drafter,
-        FixedSpeculation(0 if drafter is None else speculative.num_speculative_tokens),
+        FixedSpeculation(0) if drafter is None else drafter.planner,
         new_stream=opened.tokenizer.stream,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -82,7 +92,7 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
         speculation=_describe(speculative, drafter),
         verify_with=partial(verify, method=speculative.verification),
     )
-    return ReadyEngine(engine, opened.tokenizer, opened.name)
+    return ReadyEngine(engine, opened.tokenizer, opened.name, memory)
 
 
 def _max_model_len(config: EngineConfig, target: CausalModel) -> int:
@@ -95,28 +105,15 @@ def _max_model_len(config: EngineConfig, target: CausalModel) -> int:
     return config.max_model_len
 
 
-def _num_blocks(config: EngineConfig, target: CausalModel, max_model_len: int) -> int:
-    per_block = target.bytes_per_block(config.block_size)
-    wanted = config.max_num_seqs * -(-max_model_len // config.block_size)
-    if config.kv_cache_memory is not None:
-        affordable = config.kv_cache_memory // per_block
-    else:
-        affordable = int(_free_memory(target.device) * FREE_MEMORY_SHARE) // per_block
-    if affordable < 1:
-        raise ConfigError(
-            f"the KV cache has room for no block of {config.block_size} tokens, which takes {per_block} bytes; "
-            f"raise kv_cache_memory"
-        )
-    return min(wanted, affordable)
+@dataclass(frozen=True)
+class _Draft:
+    """A draft model, and which of its output tokens it was trimmed to."""
+
+    model: CausalModel
+    kept: list[int] | None
 
 
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
-
-
-def _model_drafter(config: EngineConfig, target: OpenModel, device: torch.device, num_blocks: int) -> Drafter:
+def _open_draft(config: EngineConfig, target: OpenModel, device: torch.device) -> _Draft:
     speculative = config.speculative
     if speculative.model is None:
         raise ConfigError("method='draft_model' needs 'model'")
@@ -125,15 +122,45 @@ def _model_drafter(config: EngineConfig, target: OpenModel, device: torch.device
     kept = kept_tokens(opened, speculative.draft_vocab_size)
     # The target's dtype is not the draft's where that has a quantization of its own.
     own = config if speculative.quantization is None else config.model_copy(update={"dtype": "auto"})
-    model = build_model(opened, own, device, quantization=speculative.quantization, head_rows=kept)
+    return _Draft(build_model(opened, own, device, quantization=speculative.quantization, head_rows=kept), kept)
+
+
+def _runner(config: EngineConfig, model: CausalModel, memory: MemoryPlan) -> ModelRunner:
+    return ModelRunner(
+        model, num_blocks=memory.num_blocks, block_size=config.block_size, prefix_caching=config.prefix_caching
+    )
+
+
+def _model_drafter(config: EngineConfig, target: OpenModel, draft: _Draft, runner: ModelRunner) -> Drafter:
+    speculative = config.speculative
     return DraftModelDrafter(
-        ModelRunner(model, num_blocks=num_blocks, block_size=config.block_size),
+        runner,
         target_vocab_size=target.config.vocab_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
         coupled=_COUPLED[speculative.verification],
-        token_ids=kept,
+        token_ids=draft.kept,
         tree_width=speculative.tree_width,
     )
+
+
+def _planner(
+    speculative: SpeculativeConfig,
+    runner: ModelRunner,
+    draft_runner: ModelRunner | None,
+    drafter: Drafter | None,
+    model_max_tokens: int,
+) -> SpeculationController:
+    """Who decides how much is drafted; measures what passes cost here, if that is to be weighed."""
+    if not speculative.adaptive:
+        return FixedSpeculation(speculative.num_speculative_tokens)
+    model = None
+    if drafter is not None:
+        costs = DraftCosts()
+        if draft_runner is not None:
+            costs = DraftCosts(measure_passes(draft_runner, seconds=MEASURING_SECONDS / 2.0))
+        model = ModelDrafting(drafter.name, costs, model_max_tokens, tree=speculative.tree_width > 1)
+    passes = measure_passes(runner, seconds=MEASURING_SECONDS)
+    return AdaptiveSpeculation(passes, num_speculative_tokens=speculative.num_speculative_tokens, model=model)
 
 
 def kept_tokens(opened: OpenModel, count: int | None) -> list[int] | None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from outrider.engine.logprobs import num_prompt_rows, output_logprobs, record_pr
 from outrider.outputs import StreamPiece, TokenSource
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, tree_paths
+from outrider.scheduler.costs import Load
 from outrider.scheduler.scheduler import Grant
 from outrider.verification.base import check_proposal
 
@@ -35,17 +36,24 @@ logger = logging.getLogger(__name__)
 
 def step(engine: Engine) -> list[tuple[Request, StreamPiece]]:
     """Advance every scheduled request once; return what each one that gained tokens, or ended, gained."""
+    begin = time.perf_counter()
     grants = engine.scheduler.schedule()
     for request in engine.scheduler.take_preempted():
         engine.forget_drafts(request)
+    decoding = [grant for grant in grants if grant.scores and grant.num_tokens == 1]
+    prompts = [grant for grant in grants if not grant.scores or grant.num_tokens > 1]
+    engine.controller.begin_step([grant.request for grant in decoding], _load(decoding), _load(prompts))
+    before_drafting = time.perf_counter()
     proposals = _propose(engine, [grant for grant in grants if grant.max_drafts])
     drafted = [proposals.get(grant.request.request_id, Proposal()) for grant in grants]
     chunks = [_chunk(grant, proposal) for grant, proposal in zip(grants, drafted, strict=True)]
+    load, before_pass = _load(grants, drafted), time.perf_counter()
     try:
         logits = engine.runner.forward(chunks)
     except Exception as error:
         logger.exception("the target's forward pass failed")
         return [engine.fail(grant.request, f"the forward pass failed: {error}") for grant in grants]
+    after_pass = since = time.perf_counter()
     outcomes = []
     for grant, proposal, rows in zip(grants, drafted, logits, strict=True):
         try:
@@ -55,7 +63,57 @@ def step(engine: Engine) -> list[tuple[Request, StreamPiece]]:
             outcome = engine.fail(grant.request, str(error))
         if outcome is not None:
             outcomes.append(outcome)
+        now = time.perf_counter()
+        engine.controller.observe_rows(grant.request, len(rows), now - since)
+        since = now
+    times = _StepTimes(before_pass - before_drafting, after_pass - before_pass, since - before_pass, since - begin)
+    _account(engine, decoding, proposals, outcomes, load, times)
     return outcomes
+
+
+@dataclass(frozen=True)
+class _StepTimes:
+    """Seconds of a step: drafting, the pass, the pass and all that judges its rows, and the whole."""
+
+    drafting: float
+    forward: float
+    verifying: float
+    whole: float
+
+
+def _account(
+    engine: Engine,
+    decoding: Sequence[Grant],
+    proposals: Mapping[str, Proposal],
+    outcomes: Sequence[tuple[Request, StreamPiece]],
+    load: Load,
+    times: _StepTimes,
+) -> None:
+    """Tell the controller what the step cost and brought, and put it down with each request that decoded."""
+    gained = {request.request_id: len(piece.token_ids) for request, piece in outcomes}
+    plain_seconds = engine.controller.plain_seconds()
+    for grant in decoding:
+        proposal = proposals.get(grant.request.request_id, Proposal())
+        grant.request.metrics.speculative_decoding.add_times(
+            gained.get(grant.request.request_id, 0),
+            0.0 if proposal.note is None else proposal.note.expected,
+            draft_seconds=times.drafting if len(proposal) else 0.0,
+            verify_seconds=times.verifying,
+            step_seconds=times.whole,
+            plain_seconds=plain_seconds,
+        )
+    gained_decoding = sum(gained.get(grant.request.request_id, 0) for grant in decoding)
+    engine.controller.end_step(load, times.forward, times.whole, gained_decoding)
+
+
+def _load(grants: Sequence[Grant], proposals: Sequence[Proposal] = ()) -> Load:
+    """What a pass over the granted tokens holds, and over the drafts of ``proposals`` behind them."""
+    total = Load()
+    for place, grant in enumerate(grants):
+        rows = grant.num_tokens + (len(proposals[place]) if proposals else 0)
+        context = grant.request.num_computed_tokens + rows
+        total += Load(rows, context, rows * context - rows * (rows - 1) // 2)
+    return total
 
 
 def _chunk(grant: Grant, proposal: Proposal) -> Chunk:
@@ -95,7 +153,7 @@ def _advance(engine: Engine, grant: Grant, proposal: Proposal, rows: Tensor) -> 
         return None
     request.logprobs += logprobs[:appended]
     accepted = min(len(tokens) - 1, appended)  # an end inside the block cuts what was accepted after it
-    request.metrics.speculative_decoding.record(len(proposal), accepted, proposal.depth)
+    request.metrics.speculative_decoding.record(len(proposal), accepted, proposal.depth, proposal.note)
     if request.finished:
         engine.forget_drafts(request)
     elif len(proposal):

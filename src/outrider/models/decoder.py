@@ -57,6 +57,7 @@ class Decoder:
         self.vocab_size = self._lm_head.shape[0]
         self._final_norm = weights["final_norm"].to(device)
         self._layers = [self._layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
+        self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         self._frequencies = scaled_frequencies(config).to(device)
         local = local_frequencies(config)
         self._local_frequencies = None if local is None else local.to(device)

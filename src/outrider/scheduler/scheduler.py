@@ -159,7 +159,7 @@ class Scheduler:
         return Grant(request, num_tokens, drafts, scores=num_tokens == behind)
 
     def _num_drafts(self, request: Request, budget: int) -> int:
-        if request.drafting_stopped:
+        if request.drafting_stopped or not request.params.speculates:
             return 0
         # A step emits one token more than it accepts drafts, so the last allowed token is never drafted for.
         wanted = min(self._controller.num_draft_tokens(request), budget, request.num_remaining_tokens - 1)

@@ -25,6 +25,15 @@ from outrider.sampling.noise import Weights
 
 
 @dataclass(frozen=True)
+class ProposalNote:
+    """For the record: which of several drafters proposed and what was expected of it, or why none did."""
+
+    drafter: str = ""
+    expected: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Proposal:
     """Drafted tokens, and how they came about.
 
@@ -46,6 +55,7 @@ class Proposal:
     chances: tuple[float, ...] | None = None
     parents: tuple[int, ...] | None = None
     with_replacement: bool = False
+    note: ProposalNote | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -10,9 +10,11 @@ import pytest
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.drafters.build import build_drafter
+from outrider.drafters.composite import CompositeDrafter
 from outrider.errors import ConfigError
 from outrider.ops import native
 from outrider.request import Request
+from outrider.scheduler.speculation import SpeculationController
 
 
 class Repeater:
@@ -35,12 +37,16 @@ class Nameless:
     propose = observe = forget = Repeater.forget
 
 
-def no_model() -> Drafter:
-    raise AssertionError("no draft model is wanted here")
+def planned(drafter: Drafter | None, most: int) -> SpeculationController:
+    return SpeculationController()
 
 
-def built(**keys: Any) -> Drafter | None:
-    return build_drafter(SpeculativeConfig(**keys), no_model)
+def broken() -> Drafter:
+    raise AssertionError("this one cannot be made")
+
+
+def built(**keys: Any) -> CompositeDrafter | None:
+    return build_drafter(SpeculativeConfig(**keys), None, planned)
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "prediction", "composite"])
@@ -50,6 +56,8 @@ def test_methods_without_a_model(method: str) -> None:
     drafter = built(method=method)
     assert drafter is not None
     assert drafter.name == method
+    assert drafter.methods[0] == method
+    assert "prediction" in drafter.methods
 
 
 def test_off_and_no_tokens_build_nothing() -> None:
@@ -57,16 +65,32 @@ def test_off_and_no_tokens_build_nothing() -> None:
     assert built(method="ngram", num_speculative_tokens=0) is None
 
 
-def test_a_model_drafter_is_asked_for_once() -> None:
-    asked = []
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [
+        ({"method": "draft_model"}, 15),
+        ({"method": "draft_model", "num_speculative_tokens": 3}, 3),
+        ({"method": "composite"}, 8),
+        ({"method": "auto"}, 8),
+        ({"method": "auto", "num_speculative_tokens": 3}, 3),
+    ],
+)
+def test_the_planner_is_made_for_the_model_and_what_it_may_draft(keys: dict[str, Any], most: int) -> None:
+    asked: list[tuple[str | None, int]] = []
 
-    def model_drafter() -> Drafter:
-        asked.append(1)
-        return Repeater()
+    def planner_for(drafter: Drafter | None, count: int) -> SpeculationController:
+        asked.append((None if drafter is None else drafter.name, count))
+        return SpeculationController()
 
-    for method in ("draft_model", "composite"):
-        build_drafter(SpeculativeConfig(method=method, model="draft"), model_drafter)
-    assert len(asked) == 2
+    drafter = build_drafter(SpeculativeConfig(model="draft", **keys), Repeater(), planner_for)
+    assert drafter is not None
+    assert asked == [("repeater", most)]
+
+
+def test_auto_without_a_model_looks_at_text_seen_before() -> None:
+    drafter = built(method="auto")
+    assert drafter is not None
+    assert drafter.methods == ("suffix", "prediction") + (() if native.available() else ("ngram",))
 
 
 def test_an_own_drafter_as_object_and_by_name() -> None:
@@ -88,7 +112,7 @@ def test_an_own_drafter_as_object_and_by_name() -> None:
         ({"method": f"{__name__}:Missing"}, "cannot be made: AttributeError"),
         ({"method": f"{__name__}:Repeater", "options": {"tines": 1}}, "unexpected keyword argument 'tines'"),
         ({"method": f"{__name__}:Nameless"}, "lacks a name"),
-        ({"method": f"{__name__}:no_model"}, "cannot be made: AssertionError"),
+        ({"method": f"{__name__}:broken"}, "cannot be made: AssertionError"),
         ({"method": "ngram", "options": {"a": 1}}, "options are for method='package.module:Class'"),
         ({"method": "suffix", "model": "m"}, "method='suffix' takes no draft model"),
         ({"method": f"{__name__}:Repeater", "model": "m"}, "takes no draft model"),

@@ -12,6 +12,7 @@ from outrider.request import Request
 from outrider.sampling.request_law import RequestLaw
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
+from outrider.scheduler.speculation import Choice, Draftable, SpeculationController
 from tests.unit.engine.helpers import GREEDY, oracle, run, toy_engine
 
 NOISE = KeyedNoise(0)
@@ -64,71 +65,108 @@ def guess(token: int, *chances: float) -> Proposal:
     return Proposal((token,) * len(chances), chances=chances)
 
 
-def test_the_larger_promise_proposes_and_learns_the_outcome() -> None:
+class Planner(SpeculationController):
+    """Chooses what a test says; keeps what it is asked and told."""
+
+    def __init__(self, *choices: Choice) -> None:
+        self.choices = list(choices)
+        self.asked: list[list[tuple[int, int | None]]] = []
+        self.outcomes: list[tuple[str, int, int]] = []
+        self.seconds: list[float] = []
+
+    def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
+        self.asked.append([(len(draft.survival), draft.behind) for draft in drafts])
+        return self.choices[: len(drafts)] or super().plan(drafts)
+
+    def observe_outcome(
+        self, request: Request, drafter: str, accepted: int, length: int, chances: Sequence[float] | None
+    ) -> None:
+        self.outcomes.append((drafter, accepted, length))
+
+    def observe_drafting(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def test_the_draft_that_should_be_accepted_furthest_proposes_and_its_drafter_learns_the_outcome() -> None:
     low, high = Fixed("low", guess(1, 0.5)), Fixed("high", guess(2, 0.9, 0.8))
     drafter = CompositeDrafter([low, high])
     one = entry()
     (proposal,) = drafter.propose([one])
     assert proposal.token_ids == (2, 2)
+    assert proposal.note is not None
+    assert proposal.note.drafter == "high"
     drafter.observe(one.request, 2, 1)
     assert (low.observed, high.observed) == ([], [("r", 2, 1)])
     drafter.forget("r")
     assert low.forgotten == high.forgotten == ["r"]
 
 
-def test_a_drafter_that_promises_too_much_loses_its_turn() -> None:
-    honest, boaster = Fixed("honest", guess(1, 0.6)), Fixed("boaster", guess(2, 0.9, 0.9))
-    drafter = CompositeDrafter([honest, boaster])
+def test_the_planner_takes_the_beginning_of_a_draft_or_nothing() -> None:
+    found = Fixed("found", guess(2, 0.9, 0.8, 0.7))
+    drafter = CompositeDrafter([found], planner=Planner(Choice(2, expected=1.7)))
+    (proposal,) = drafter.propose([entry()])
+    assert (proposal.token_ids, proposal.chances) == ((2, 2), (0.9, 0.8))
+    drafter = CompositeDrafter([found], planner=Planner(Choice(0, why="drafts would not pay")))
+    (proposal,) = drafter.propose([entry()])
+    assert not len(proposal)
+    assert proposal.note is not None
+    assert proposal.note.why == "drafts would not pay"
+
+
+def test_a_draft_teaches_whether_it_was_verified_or_not() -> None:
+    planner = Planner(Choice(0))
+    drafter = CompositeDrafter([Fixed("found", guess(7, 0.9, 0.8, 0.7))], planner=planner)
     one = entry()
-    turns = []
-    for _ in range(10):
-        (proposal,) = drafter.propose([one])
-        turns.append(proposal.token_ids[0])
-        drafter.observe(one.request, len(proposal), 1 if proposal.token_ids[0] == 1 else 0)
-    assert turns[0] == 2
-    assert turns[-1] == 1
-
-
-def test_the_model_drafts_where_nothing_is_found_and_never_more_than_its_share() -> None:
-    model = Fixed("model", Proposal((5,) * 8))
-    drafter = CompositeDrafter([Fixed("none", Proposal())], model, model_max_tokens=3)
-    (proposal,) = drafter.propose([entry(k=8)])
-    assert proposal.token_ids == (5, 5, 5)
-    drafter.propose([entry(k=2)])
-    assert model.asked == [3, 2]
-
-
-def test_the_model_is_left_out_where_what_was_found_promises_more_per_second() -> None:
-    clock = Clock()
-    found = Fixed("found", guess(1, 0.95, 0.9, 0.85))
-    model = Fixed("model", Proposal((5,) * 4), clock, seconds=1.0)
-    drafter = CompositeDrafter([found], model, model_max_tokens=4, clock=clock)
-    one = entry()
-    for _ in range(3):
-        (proposal,) = drafter.propose([one])
-        assert proposal.token_ids == (1, 1, 1)
-        clock.now += 1.0
-        drafter.observe(one.request, 3, 3)
-    assert model.asked == []
-    found.proposal = guess(1, 0.1)
-    (proposal,) = drafter.propose([one])
-    assert proposal.token_ids == (5, 5, 5, 5), "1.1 tokens in one second against 3 in one and a half"
-
-
-def test_a_slow_model_that_is_often_wrong_gives_way_to_a_weak_find() -> None:
-    clock = Clock()
-    found = Fixed("found", Proposal())
-    model = Fixed("model", Proposal((5,) * 4), clock, seconds=4.0)
-    drafter = CompositeDrafter([found], model, clock=clock)
-    one = entry()
-    for _ in range(8):
+    said = [7, 7, 1, 7, 7, 7, 5]
+    for count, token in enumerate(said):
         drafter.propose([one])
-        clock.now += 1.0
-        drafter.observe(one.request, 4, 1)
-    assert len(model.observed) == 8
-    found.proposal = guess(1, 0.3)
-    (proposal,) = drafter.propose([one])
-    assert proposal.token_ids == (1,)
+        one.request.token_ids.append(token)
+        if count == 1:
+            assert planner.outcomes == [], "two tokens came true, the third is open"
+    drafter.propose([one])
+    assert planner.outcomes == [("found", 2, 3), ("found", 3, 3), ("found", 0, 3)]
+
+
+def test_a_request_that_leaves_takes_its_open_draft_along() -> None:
+    planner = Planner(Choice(0))
+    drafter = CompositeDrafter([Fixed("found", guess(7, 0.9))], planner=planner)
+    one = entry()
+    drafter.propose([one])
+    drafter.forget("r")
+    one.request.token_ids.append(7)
+    drafter.propose([one])
+    assert planner.outcomes == []
+
+
+def test_the_model_drafts_what_the_planner_says_and_never_more_than_its_share() -> None:
+    clock = Clock()
+    model = Fixed("model", Proposal((5,) * 8), clock, seconds=0.5)
+    planner = Planner(Choice(8, by_model=True, expected=2.0), Choice(2, by_model=True), Choice(0))
+    drafter = CompositeDrafter([Fixed("none", Proposal())], model, model_max_tokens=3, planner=planner, clock=clock)
+    batch = [entry("a"), entry("b"), entry("c")]
+    proposals = drafter.propose(batch)
+    assert [proposal.token_ids for proposal in proposals] == [(5, 5, 5), (5, 5), ()]
+    assert model.asked == [3, 2]
+    assert planner.seconds == [0.5]
+    drafter.observe(batch[0].request, 3, 1)
+    assert model.observed == [("a", 3, 1)]
+    assert planner.outcomes == [("model", 1, 3)]
+
+
+def test_a_request_may_choose_among_the_drafters() -> None:
+    first, second, model = Fixed("first", guess(1, 0.9)), Fixed("second", guess(2, 0.5)), Fixed("model", guess(3, 0.5))
+    planner = Planner()
+    drafter = CompositeDrafter([first, second], model, planner=planner)
+    assert drafter.methods == ("composite", "first", "second", "model")
+
+    def chosen(method: str | None) -> DraftRequest:
+        request = Request("r", (1,), SamplingParams(speculative_method=method), 0, 100)
+        return DraftRequest(request, 8, NOISE, LAW)
+
+    batch = [chosen(None), chosen("second"), chosen("model"), chosen("composite")]
+    drafted = [proposal.token_ids[0] for proposal in drafter.propose(batch)]
+    assert drafted == [1, 2, 3, 1]
+    assert planner.asked == [[(1, 1), (1, None), (0, 1), (1, 1)]]
 
 
 def test_in_an_engine_two_drafters_change_nothing_but_the_number_of_passes() -> None:

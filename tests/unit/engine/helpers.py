@@ -50,7 +50,7 @@ class ScriptedDrafter:
         self.forgotten.append(request_id)
 
 
-class KSchedule:
+class KSchedule(SpeculationController):
     """K by the number of tokens committed so far."""
 
     def __init__(self, schedule: Callable[[Request], int]) -> None:

@@ -6,11 +6,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.models.toy import ToyModel, random_table
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
+from outrider.scheduler.adaptive import AdaptiveSpeculation, ModelDrafting
+from outrider.scheduler.costs import DraftCosts, PassCosts
 from tests.unit.engine.helpers import drain, run, toy_engine
 
 VOCAB = 5
@@ -31,7 +35,18 @@ STEP = st.tuples(st.just("step"), st.integers(1, 5), st.none())
 ABORT = st.tuples(st.just("abort"), st.integers(0, 10), st.none())
 
 
+def _planner() -> AdaptiveSpeculation:
+    """Chooses from the real clock, so that each run goes another way; no answer may depend on it."""
+    model = ModelDrafting("draft_model", DraftCosts(PassCosts({1: 1e-4})), max_tokens=4)
+    return AdaptiveSpeculation(PassCosts({1: 1e-3, 8: 1.2e-3}), num_speculative_tokens=5, model=model)
+
+
 def _drafter(kind: str) -> Drafter | None:
+    if kind == "adaptive":
+        model = _drafter("draft_model")
+        return CompositeDrafter(
+            [PredictionDrafter(), NGramDrafter(min_match=1, max_match=3)], model, planner=_planner()
+        )
     if kind == "ngram":
         return NGramDrafter(min_match=1, max_match=3)
     if kind.startswith("draft_model"):
@@ -44,21 +59,28 @@ def _drafter(kind: str) -> Drafter | None:
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     operations=st.lists(st.one_of(ADD, ADD, STEP, ABORT), max_size=25),
-    kind=st.sampled_from(["none", "ngram", "draft_model", "draft_model2", "draft_model3"]),
+    kind=st.sampled_from(["none", "ngram", "draft_model", "draft_model2", "draft_model3", "adaptive"]),
     k=st.integers(0, 5),
     num_blocks=st.integers(12, 20),
+    priorities=st.lists(st.integers(-1, 2), min_size=1, max_size=5),
     max_num_seqs=st.integers(1, 5),
     budget=st.integers(1, 20),
 )
 def test_every_block_comes_back_and_every_answer_is_the_solo_one(
-    operations: list[tuple[str, object, object]], kind: str, k: int, num_blocks: int, max_num_seqs: int, budget: int
+    operations: list[tuple[str, object, object]],
+    kind: str,
+    k: int,
+    num_blocks: int,
+    priorities: list[int],
+    max_num_seqs: int,
+    budget: int,
 ) -> None:
     drafter = _drafter(kind)
     engine = toy_engine(
         LAW,
         drafter,
         vocab_size=VOCAB,
-        k=k,
+        k=drafter.planner if isinstance(drafter, CompositeDrafter) else k,
         num_blocks=num_blocks,
         block_size=2,
         max_model_len=MAX_LEN,
@@ -71,7 +93,8 @@ def test_every_block_comes_back_and_every_answer_is_the_solo_one(
         if operation == "add":
             assert isinstance(what, list)
             assert isinstance(params, SamplingParams)
-            engine.add_request(str(len(added)), what, params)
+            priority = priorities[len(added) % len(priorities)]
+            engine.add_request(str(len(added)), what, params, priority=priority)
             added.append((what, params))
         elif operation == "step":
             for _ in range(int(str(what))):
@@ -81,9 +104,10 @@ def test_every_block_comes_back_and_every_answer_is_the_solo_one(
             engine.abort(str(what))
         engine.check_integrity()
     drain(engine)
-    if isinstance(drafter, DraftModelDrafter):
-        drafter.check_integrity()
-        assert drafter._runner.kv.num_free_blocks == drafter._runner.kv.num_blocks
+    model = drafter._model if isinstance(drafter, CompositeDrafter) else drafter
+    if isinstance(model, DraftModelDrafter):
+        model.check_integrity()
+        assert model._runner.kv.num_free_blocks == model._runner.kv.num_blocks
     for index, (prompt, params) in enumerate(added):
         completion = engine.take_output(str(index)).outputs[0]
         solo = toy_engine(LAW, None, vocab_size=VOCAB, max_model_len=MAX_LEN, end_token_ids=frozenset({0}))

@@ -1,0 +1,303 @@
+"""Speculation from measured costs: as many drafts as pay, for each request and step, and none where none do.
+
+Let R requests decode in a step, and let the pass take C(n) seconds with n rows of drafts beside their own. Drafts with
+survival s_1 >= s_2 >= … over all requests are taken in this order, as many as maximise
+
+    sum s_i - rate * (C(n) - C(0) + what drafting takes)
+
+where *rate* is the tokens per second that the engine has been gaining: a second spent here is worth what it brings
+elsewhere (average-reward optimality; at the optimum this is the largest tokens per second, (R + sum s) / time). Nothing
+taken, K = 0, is always among the candidates, with objective 0. No tensors and no clock here: the engine tells times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.request import Request
+from outrider.scheduler.costs import DraftCosts, Load, PassCosts, Seconds
+from outrider.scheduler.speculation import NOTHING_FOUND, Choice, Draftable, SpeculationController
+from outrider.scheduler.survival import Survival, SurvivalEstimates
+
+PRIORS = {"prediction": 0.8, "ngram": 0.5}
+"""Chance of a token to be accepted after those before it, before anything is known of the drafter."""
+_PRIOR = 0.7
+_BEGIN_MARGIN, _KEEP_MARGIN = 0.04, 0.02
+"""Speculation begins where it promises so much more per token than K = 0, and goes on while it promises less."""
+_RATE_MEMORY = 0.95
+EXPLORATION_SHARE = 0.02
+"""Of the elapsed time, what drafting with a model may lose in all, by the times observed, before it is held back."""
+_GRACE_STEPS = 4
+"""The same in steps of plain decoding, so that there is something to learn from at the start."""
+_PROBE_TOKENS = 3
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024
+"""Steps from one probe of a drafter that does not pay to the next; doubled each time."""
+_AMORTISE_TOKENS = 64
+"""A model that has a request's text yet to compute is thought to draft for so many more tokens of it."""
+_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 11, 15, 22, 31, 45, 63)
+
+
+@dataclass
+class ModelDrafting:
+    """The one drafter whose drafts cost time: its name, what it costs, the most tokens it drafts in a round.
+
+    ``tree`` is set where its tokens are nodes of a tree, of which the accepted ones may lie anywhere.
+    """
+
+    name: str
+    costs: DraftCosts
+    max_tokens: int
+    tree: bool = False
+
+
+@dataclass
+class _Step:
+    """What is known when a step begins."""
+
+    load: Load
+    decoding: Load
+    num_decoding: int
+    rows_seconds: float
+    """What follows the pass for the rows of decoding requests."""
+
+
+@dataclass
+class _Plan:
+    """Counts per request, and what they promise: tokens, and tokens less what their time is worth."""
+
+    counts: list[int]
+    by_model: list[bool]
+    expected: list[float]
+    objective: float
+    seconds: float
+    draft_seconds: float = 0.0
+
+
+class AdaptiveSpeculation(SpeculationController):
+    """Chooses drafter and K per request and step; ``num_speculative_tokens`` is a cap."""
+
+    def __init__(self, passes: PassCosts, *, num_speculative_tokens: int, model: ModelDrafting | None = None) -> None:
+        self.passes = passes
+        self.model = model
+        self._cap = num_speculative_tokens
+        self._estimates: dict[str, SurvivalEstimates] = {}
+        self._row_seconds: dict[bool, float] = {True: 0.0, False: 0.0}
+        self._step = _Step(Load(), Load(), 0, 0.0)
+        self._gain = 1.0
+        self._drafting = self._modelling = False
+        self._elapsed = 0.0
+        self._balance = 0.0
+        self._planned: _Plan | None = None
+        self._pause, self._steps_since_probe = _FIRST_PAUSE, 0
+
+    @property
+    def gain(self) -> float:
+        """Tokens per second of late over those of plain decoding, by the costs known."""
+        return self._gain
+
+    @property
+    def balance(self) -> float:
+        """Seconds that drafting with the model has lost and not regained; never above 0."""
+        return self._balance
+
+    def num_draft_tokens(self, request: Request) -> int:
+        """The cap: how many of them are used is settled in ``plan``, when it is known what was retrieved."""
+        return self._cap
+
+    def begin_step(self, decoding: Sequence[Request], own: Load, prompts: Load) -> None:
+        """Take in what the step's pass holds without drafts."""
+        rows_seconds = sum(self._row_seconds[request.params.greedy] for request in decoding)
+        self._step = _Step(own + prompts, own, len(decoding), rows_seconds)
+        self._planned = None
+
+    def survival(self, request: Request, drafter: str, length: int, chances: Sequence[float] | None) -> Survival:
+        """By what became of the drafter's drafts, this request's above all."""
+        return self._of(drafter).survival(request.request_id, length, chances)
+
+    def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
+        """The drafts whose expected tokens are worth their time."""
+        step, most = self._step, sum(draft.max_tokens for draft in drafts)
+        if not step.num_decoding or not any(len(d.survival) or d.behind is not None for d in drafts):
+            return [Choice(why=NOTHING_FOUND) for _ in drafts]
+        plain = self.passes.seconds(step.decoding) + step.rows_seconds
+        rate = self._gain * step.num_decoding / plain
+        costs = self.passes.after(step.load, most)
+        best = self._allot(drafts, [d.survival for d in drafts], [False] * len(drafts), costs, rate)
+        margin = step.num_decoding * (_KEEP_MARGIN if self._drafting else _BEGIN_MARGIN)
+        if best.objective < margin:
+            best = _Plan([0] * len(drafts), [False] * len(drafts), [0.0] * len(drafts), 0.0, float(costs[0]))
+        modelled = self._with_model(drafts, costs, rate)
+        if modelled is not None:
+            margin = step.num_decoding * (_KEEP_MARGIN if self._modelling else _BEGIN_MARGIN)
+            self._modelling = self._can_afford(plain) and modelled.objective - best.objective >= margin
+            if self._modelling:
+                best, self._pause = modelled, _FIRST_PAUSE
+        probing = not self._modelling and modelled is not None and any(d.behind is not None for d in drafts)
+        if probing:
+            best = self._probe(drafts, best, costs, rate, plain)
+        self._drafting = any(best.counts)
+        self._planned = best
+        return [
+            Choice(count, by_model, expected, "" if count else self._why(draft))
+            for draft, count, by_model, expected in zip(drafts, best.counts, best.by_model, best.expected, strict=True)
+        ]
+
+    def observe_outcome(
+        self, request: Request, drafter: str, accepted: int, length: int, chances: Sequence[float] | None
+    ) -> None:
+        """Learn how far a draft came true."""
+        self._of(drafter).observe(request.request_id, accepted, length, chances)
+
+    def observe_drafting(self, seconds: float) -> None:
+        """Learn what the model drafter costs."""
+        if self.model is not None and self._planned is not None:
+            self.model.costs.observe(self._planned.draft_seconds, seconds)
+
+    def observe_rows(self, request: Request, rows: int, seconds: float) -> None:
+        """Learn what a row costs after the pass, for greedy and for sampled requests."""
+        kind = request.params.greedy
+        self._row_seconds[kind] += 0.05 * (seconds / max(rows, 1) - self._row_seconds[kind])
+
+    def end_step(self, load: Load, pass_seconds: float, step_seconds: float, gained: int) -> None:
+        """Learn what the pass cost; keep account of what speculation brought."""
+        self.passes.observe(load, pass_seconds)
+        step, plain = self._step, self.plain_seconds()
+        self._elapsed += step_seconds
+        self._steps_since_probe = 0 if self._modelling else self._steps_since_probe + 1
+        if plain is None or not gained:
+            return
+        if self._planned is not None and any(self._planned.by_model):
+            # What the tokens would have taken without drafts, less what they took.
+            self._balance = min(0.0, self._balance + gained / step.num_decoding * plain - step_seconds)
+        if step.load.rows == step.decoding.rows:
+            gain = gained / step.num_decoding * plain / step_seconds
+            self._gain = max(1.0, _RATE_MEMORY * self._gain + (1.0 - _RATE_MEMORY) * min(gain, 2.0 * self._cap + 2.0))
+
+    def plain_seconds(self) -> float | None:
+        """The step without drafts, by the cost tables."""
+        if not self._step.num_decoding:
+            return None
+        return self.passes.seconds(self._step.load) + self._step.rows_seconds
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is known of one request; what it taught of the drafters stays."""
+        for estimates in self._estimates.values():
+            estimates.forget(request_id)
+
+    def _of(self, drafter: str) -> SurvivalEstimates:
+        estimates = self._estimates.get(drafter)
+        if estimates is None:
+            estimates = self._estimates[drafter] = SurvivalEstimates(PRIORS.get(drafter, _PRIOR))
+        return estimates
+
+    def _allot(
+        self,
+        drafts: Sequence[Draftable],
+        survivals: Sequence[Survival],
+        by_model: Sequence[bool],
+        costs: Seconds,
+        rate: float,
+    ) -> _Plan:
+        """Rows to the drafts most likely to be accepted, as long as that pays."""
+        lengths = [len(survival) for survival in survivals]
+        total = sum(lengths)
+        none = _Plan([0] * len(drafts), [False] * len(drafts), [0.0] * len(drafts), 0.0, float(costs[0]))
+        if not total:
+            return none
+        owners = np.repeat(np.arange(len(drafts)), lengths)
+        after = np.array([self._row_seconds[draft.request.params.greedy] for draft in drafts])[owners]
+        survival = np.concatenate(list(survivals))
+        order = np.argsort(-(survival - rate * after), kind="stable")  # of one request in the order of its draft
+        objective = np.cumsum((survival - rate * after)[order]) - rate * (costs[1 : total + 1] - costs[0])
+        count = int(np.argmax(objective)) + 1
+        if objective[count - 1] <= 0.0:
+            return none
+        taken = order[:count]
+        counts = np.bincount(owners[taken], minlength=len(drafts))
+        expected = np.bincount(owners[taken], weights=survival[taken], minlength=len(drafts))
+        return _Plan(
+            counts.tolist(),
+            [bool(model and n) for model, n in zip(by_model, counts, strict=True)],
+            expected.tolist(),
+            float(objective[count - 1]),
+            float(costs[count] + after[taken].sum()),
+        )
+
+    def _with_model(self, drafts: Sequence[Draftable], costs: Seconds, rate: float) -> _Plan | None:
+        """The best plan in which the model drafts for every request of which it promises more than was retrieved."""
+        model = self.model
+        if model is None:
+            return None
+        longest = [min(d.max_tokens, model.max_tokens) if d.behind is not None else 0 for d in drafts]
+        survivals = [self._model_survival(d, n) for d, n in zip(drafts, longest, strict=True)]
+        best: _Plan | None = None
+        depths = [depth for depth in _DEPTHS if depth < max(longest, default=0)]
+        depths = [max(longest)] if model.tree else [*depths, max(longest, default=0)]
+        for depth in depths if max(longest, default=0) else []:
+            by_model = [
+                bool(n) and float(s[:depth].sum()) > float(d.survival.sum())
+                for d, s, n in zip(drafts, survivals, longest, strict=True)
+            ]
+            if not any(by_model):
+                continue
+            offered = [
+                s[:depth] if chosen else d.survival for d, s, chosen in zip(drafts, survivals, by_model, strict=True)
+            ]
+            plan = self._allot(drafts, offered, by_model, costs, rate)
+            self._add_drafting(plan, drafts, rate)
+            if best is None or plan.objective > best.objective:
+                best = plan
+        return best
+
+    def _model_survival(self, draft: Draftable, length: int) -> Survival:
+        if self.model is None or not length:
+            return np.zeros(0)
+        survival = self.survival(draft.request, self.model.name, length, None)
+        return np.full(length, survival.sum() / length) if self.model.tree else survival
+
+    def _add_drafting(self, plan: _Plan, drafts: Sequence[Draftable], rate: float) -> None:
+        """Charge the plan with the time that the model takes; text that it must read first is paid in instalments."""
+        chosen = [(d, n) for d, n, by_model in zip(drafts, plan.counts, plan.by_model, strict=True) if by_model]
+        if self.model is None or not chosen:
+            return
+        depth = max(n for _, n in chosen)
+        context = sum(d.request.num_tokens for d, _ in chosen)
+        behind = sum(max((d.behind or 1) - 1, 0) for d, _ in chosen)
+        plan.draft_seconds = self.model.costs.seconds(len(chosen), depth, behind, context)
+        instalments = max(1, min(_AMORTISE_TOKENS, *(d.request.num_remaining_tokens for d, _ in chosen)) // (1 + depth))
+        caught_up = self.model.costs.seconds(len(chosen), depth, min(behind, len(chosen)), context)
+        charged = caught_up + max(plan.draft_seconds - caught_up, 0.0) / instalments
+        plan.seconds += plan.draft_seconds
+        plan.objective -= rate * charged
+
+    def _can_afford(self, plain: float) -> bool:
+        return self._balance >= -(EXPLORATION_SHARE * self._elapsed + _GRACE_STEPS * plain)
+
+    def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Seconds, rate: float, plain: float) -> _Plan:
+        """Now and then let the model draft for one request all the same: what paid not once may pay now."""
+        if self.model is None or self._steps_since_probe < self._pause:
+            return best
+        places = [
+            place for place, d in enumerate(drafts) if d.behind is not None and not best.counts[place] and d.max_tokens
+        ]
+        if not places:
+            return best
+        place = min(places, key=lambda each: drafts[each].behind or 0)
+        length = min(_PROBE_TOKENS, drafts[place].max_tokens, self.model.max_tokens)
+        plan = _Plan(list(best.counts), [False] * len(drafts), list(best.expected), best.objective, best.seconds)
+        plan.counts[place], plan.by_model[place] = length, True
+        plan.expected[place] = float(self._model_survival(drafts[place], length).sum())
+        total = sum(plan.counts)
+        self._add_drafting(plan, drafts, rate)
+        loss = plan.draft_seconds + float(costs[total] - costs[total - length])
+        if self._balance - loss < -(EXPLORATION_SHARE * self._elapsed + _GRACE_STEPS * plain):
+            return best
+        self._steps_since_probe = 0
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return plan
+
+    def _why(self, draft: Draftable) -> str:
+        return NOTHING_FOUND if not len(draft.survival) and draft.behind is None else "drafts would not pay"

@@ -1,0 +1,121 @@
+"""What a forward pass costs, by how many rows it has and how much context they read. No tensors, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Seconds = NDArray[np.float64]
+
+_LEVEL_RATE = 0.2
+_SHAPE_RATE = 0.01
+_LARGEST_SURPRISE = 0.5
+"""A pass that was interrupted took several times as long; more than this, as a logarithm, is not learnt from it."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A pass: its rows, the tokens of context that its requests hold, and those summed over all rows."""
+
+    rows: int = 0
+    context: int = 0
+    attended: int = 0
+
+    def __add__(self, other: Load) -> Load:
+        return Load(self.rows + other.rows, self.context + other.context, self.attended + other.attended)
+
+
+class PassCosts:
+    """Seconds of a pass: ``level * (f(rows) + per_context * context + per_attended * attended)``.
+
+    f is measured at some numbers of rows, linear between them and beyond the last. The *level* follows whatever makes
+    all passes slower or faster, such as a neighbour on the machine, within a few passes; f itself, which decides how
+    many rows pay, moves slowly towards what is observed.
+    """
+
+    def __init__(
+        self, seconds_by_rows: Mapping[int, float], *, per_context: float = 0.0, per_attended: float = 0.0
+    ) -> None:
+        """Raises ``ValueError`` unless there is at least one number of rows >= 1, each with a time above 0."""
+        if not seconds_by_rows or min(seconds_by_rows) < 1 or min(seconds_by_rows.values()) <= 0.0:
+            raise ValueError(f"seconds_by_rows={dict(seconds_by_rows)!r} must give a time above 0 for 1 or more rows")
+        self._rows = np.array(sorted(seconds_by_rows), dtype=np.float64)
+        self._seconds = np.array([seconds_by_rows[int(rows)] for rows in self._rows], dtype=np.float64)
+        self._per_context = max(per_context, 0.0)
+        self._per_attended = max(per_attended, 0.0)
+        self._level = 1.0
+
+    def seconds(self, load: Load) -> float:
+        """What one pass takes."""
+        return float(self.after(load, 0)[0])
+
+    def after(self, load: Load, most: int) -> Seconds:
+        """Seconds [most + 1] of ``load`` with 0, 1 … ``most`` rows more, each attending to a mean context."""
+        rows = load.rows + np.arange(most + 1, dtype=np.float64)
+        mean = load.attended / max(load.rows, 1)
+        attended = load.attended + mean * np.arange(most + 1)
+        return np.asarray(
+            self._level * (self._of_rows(rows) + self._per_context * load.context + self._per_attended * attended)
+        )
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """Learn from a pass that took ``seconds``."""
+        if load.rows < 1 or seconds <= 0.0:
+            return
+        surprise = math.log(seconds / self.seconds(load))
+        surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        self._level *= math.exp(_LEVEL_RATE * surprise)
+        place = float(np.interp(load.rows, self._rows, np.arange(len(self._rows))))
+        low, share = int(place), place - int(place)
+        self._seconds[low] *= math.exp(_SHAPE_RATE * (1.0 - share) * surprise)
+        if share:
+            self._seconds[low + 1] *= math.exp(_SHAPE_RATE * share * surprise)
+
+    def table(self) -> dict[int, float]:
+        """Seconds by rows, without context, as they are taken to be now."""
+        return {int(rows): float(self._level * s) for rows, s in zip(self._rows, self._shape(), strict=True)}
+
+    def _shape(self) -> Seconds:
+        """More rows never cost less; what was measured otherwise was noise."""
+        return np.maximum.accumulate(self._seconds)
+
+    def _of_rows(self, rows: Seconds) -> Seconds:
+        shape = self._shape()
+        inside: Seconds = np.interp(rows, self._rows, shape)
+        beyond = rows - self._rows[-1]
+        if beyond[-1] <= 0.0:
+            return inside
+        if len(shape) == 1:
+            slope = shape[0] / self._rows[0]
+        else:
+            slope = (shape[-1] - shape[-2]) / (self._rows[-1] - self._rows[-2])
+        return np.asarray(inside + np.maximum(beyond, 0.0) * slope)
+
+
+class DraftCosts:
+    """Seconds of one call of a drafter: a pass that makes good what it lacks, then one for each further level.
+
+    Without ``passes`` each token is taken to cost the same; the level is learnt from the calls.
+    """
+
+    def __init__(self, passes: PassCosts | None = None) -> None:
+        self._passes = passes or PassCosts({1: 1e-3})
+        self._factor = 1.0
+
+    def seconds(self, requests: int, depth: int, behind: int, context: int = 0) -> float:
+        """``requests`` of ``context`` tokens in all, ``behind`` tokens not computed yet, ``depth`` tokens for each."""
+        if not requests or not depth:
+            return 0.0
+        first = self._passes.seconds(Load(requests + behind, context, context))
+        level = self._passes.seconds(Load(requests, context, context))
+        return self._factor * (first + (depth - 1) * level)
+
+    def observe(self, predicted: float, seconds: float) -> None:
+        """Learn from a call that took ``seconds`` where ``seconds()`` said ``predicted``."""
+        if predicted > 0.0 and seconds > 0.0:
+            surprise = min(max(math.log(seconds / predicted), -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+            self._factor *= math.exp(_LEVEL_RATE * surprise)
