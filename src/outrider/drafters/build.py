@@ -33,7 +33,7 @@ def build_drafter(config: SpeculativeConfig, model_drafter: Callable[[], Drafter
     if method in ("suffix", "composite"):
         floor, cache_tokens = config.suffix_min_probability, config.suffix_cache_tokens
         retrieval.append(SuffixDrafter(floor=floor, cache_tokens=cache_tokens))
-    if method == "draft_model" or (method == "composite" and config.model is not None):
+    if method in ("draft_model", "cross_vocab") or (method == "composite" and config.model is not None):
         model = model_drafter()
         most = min(most, config.draft_model_tokens) if method == "composite" else most
     if method not in get_args(KnownMethod):

@@ -83,7 +83,7 @@ def test_every_block_comes_back_and_every_answer_is_the_solo_one(
     drain(engine)
     if isinstance(drafter, DraftModelDrafter):
         drafter.check_integrity()
-        assert drafter._runner.kv.num_free_blocks == drafter._runner.kv.num_blocks
+        assert drafter._passes._runner.kv.num_free_blocks == drafter._passes._runner.kv.num_blocks
     for index, (prompt, params) in enumerate(added):
         completion = engine.take_output(str(index)).outputs[0]
         solo = toy_engine(LAW, None, vocab_size=VOCAB, max_model_len=MAX_LEN, end_token_ids=frozenset({0}))
