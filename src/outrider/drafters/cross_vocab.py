@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,29 +28,21 @@ from outrider.ops.native import max_and_argmax
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
 
-_ENOUGH_SHARED = 0.5
-"""``auto`` takes tli if at least so much of ``SharedTokens.share`` is shared."""
-
-
-def choose_algorithm(algorithm: CrossVocabAlgorithm, shared: SharedTokens) -> Literal["tli", "slem"]:
-    """``auto`` decided. Raises ``VocabularyMismatchError`` for tli between vocabularies that share nothing."""
-    if algorithm == "tli" and shared.num_ordinary == 0:
-        raise VocabularyMismatchError(
-            f"cross_vocab_algorithm='tli' needs tokens that both vocabularies have, but they share 0 of the draft's "
-            f"{shared.num_draft}; use 'slem' or 'auto'"
-        )
-    if algorithm == "auto":
-        return "tli" if shared.num_ordinary and shared.share >= _ENOUGH_SHARED else "slem"
-    return algorithm
+ENOUGH_SHARED = 0.5
+"""With ``auto``, of ``SharedTokens.share`` so much must be shared for sampled requests to be drafted for by tli."""
 
 
 class CrossVocabDrafter:
     """Drafts with a model whose vocabulary is not the target's.
 
     The committed tokens are said in the draft's own tokens, from the text; what of that is as it was needs no computing
-    again, drafts that came true among it. Greedy and ``coupled`` requests get point masses, others a sample with its
-    law (tli); with slem all get point masses. Drafting ends where the draft would say a token that the target does not
-    have (tli), and where a committed text cannot be said in the draft's tokens nothing is drafted.
+    again, drafts that came true among it. With slem every request gets point masses; with tli greedy and ``coupled``
+    ones do, and others a sample with its law. ``auto`` takes slem for greedy requests, where saying what it likes can
+    only help, and tli for the others, for which a sample with its law is accepted more often than the most probable
+    token; unless too little is shared.
+
+    With tli drafting ends where the draft would say a token that the target does not have. Where a committed text
+    cannot be said in the draft's tokens nothing is drafted.
     """
 
     name = "cross_vocab"
@@ -74,7 +65,12 @@ class CrossVocabDrafter:
         token i. Raises ``VocabularyMismatchError`` for tli where nothing is shared.
         """
         self.shared = shared_tokens(own, target)
-        self.algorithm = choose_algorithm(algorithm, self.shared)
+        self._algorithm = algorithm
+        if algorithm == "tli" and self.shared.num_ordinary == 0:
+            raise VocabularyMismatchError(
+                f"cross_vocab_algorithm='tli' needs tokens that both vocabularies have, but they share 0 of the "
+                f"draft's {self.shared.num_draft}; use 'slem' or 'auto'"
+            )
         output_ids = None if token_ids is None else np.asarray(token_ids, dtype=np.int64)
         controls = {own_id: token_id for token_id, own_id in self.shared.images.items()}
         self._texts = _Texts(own, target, controls, output_ids)
@@ -106,9 +102,14 @@ class CrossVocabDrafter:
         """Raise ``IntegrityError`` unless the draft's blocks add up."""
         self._passes.check_integrity()
 
+    def _by_text(self, request: Request) -> bool:
+        if self._algorithm != "auto":
+            return self._algorithm == "slem"
+        return request.params.greedy or self.shared.num_ordinary == 0 or self.shared.share < ENOUGH_SHARED
+
     def _begin(self, entry: DraftRequest) -> tuple[DraftChain | _TextChain, list[int]] | None:
         """A draft to be grown, and the tokens of its context that are to be fed; None if there is nothing to draft."""
-        request_id, exact = entry.request.request_id, self.algorithm == "slem"
+        request_id, by_text = entry.request.request_id, self._by_text(entry.request)
         context = self._contexts.get(request_id)
         if context is None:
             context = _Context(Retokenizer(self._texts.target, self._texts.own, self.shared.images))
@@ -119,13 +120,13 @@ class CrossVocabDrafter:
         computed = context.num_cached
         length = computed + len(missing)
         self._passes.keep(request_id, computed)
-        lookahead = 1 if exact else 0
+        lookahead = 1 if by_text else 0
         room = self._passes.max_model_len - length
         wanted = min(entry.max_tokens, room + 1 - lookahead)  # the last draft is not fed, so it needs no place
         if wanted < 1 or not self._passes.reserve(request_id, length + wanted - 1 + lookahead):
             return None
         entry = replace(entry, max_tokens=wanted)
-        if exact:
+        if by_text:
             return _TextChain(entry, self._texts, length, in_character=context.in_character), missing
         return DraftChain(entry, self._rows, is_point_mass(entry, self._coupled), length), missing
 

@@ -157,9 +157,8 @@ def _cross_vocab_drafter(
     )
     shared = drafter.shared
     logger.info(
-        "%s drafts by %s: %d of its %d tokens are the target's too, and %.0f%% of the most frequent ones",
+        "draft model %s has another vocabulary: %d of %d tokens are the target's too, and %.0f%% of the most frequent",
         draft.name,
-        drafter.algorithm,
         shared.num_ordinary,
         shared.num_draft,
         100.0 * shared.share,

@@ -122,7 +122,7 @@ class Retokenizer:
             old = self._ids[start:]
             window = b"".join(map(self._said, old))
             new = self._own.encode((window + text).decode())
-            if any(self._own.bytes_of(token_id) is None for token_id in new):
+            if not self._own.says(new, window + text):
                 self._expressible = False
                 return
             common = (0, 0) if start == self._floor else self._common(old, new)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,13 @@ class Vocabulary:
     def bytes_of(self, token_id: int) -> bytes | None:
         """What the token adds to a text; None for control tokens and for ids without a token."""
         return self._bytes.get(token_id)
+
+    def says(self, token_ids: Sequence[int], text: bytes) -> bool:
+        """True if the tokens are ``text``; behind a normalizer, which may spell it anew, if all are ordinary tokens."""
+        said = [self._bytes.get(token_id) for token_id in token_ids]
+        if None in said or self._backend.normalizer is not None:
+            return None not in said
+        return b"".join(part for part in said if part is not None) == text
 
     @property
     def by_bytes(self) -> dict[bytes, int]:
