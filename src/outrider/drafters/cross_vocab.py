@@ -20,11 +20,10 @@ from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.draft_chain import DraftChain
 from outrider.drafters.draft_model import Coupled, is_point_mass
 from outrider.drafters.draft_passes import DraftPasses
-from outrider.drafters.draft_rows import DraftRows
+from outrider.drafters.draft_rows import DraftRows, first_choice
 from outrider.errors import VocabularyMismatchError
 from outrider.models.retokenizer import Retokenizer
 from outrider.models.vocabulary import SharedTokens, Vocabulary, shared_tokens
-from outrider.ops.native import max_and_argmax
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
 
@@ -194,7 +193,7 @@ class _Texts:
 
     def argmax(self, logits: Tensor) -> int:
         """The most probable draft token of ``logits`` [1, draft rows]."""
-        entry = int(max_and_argmax(logits)[1])
+        entry = first_choice(logits)
         return entry if self.output_ids is None else int(self.output_ids[entry])
 
     def in_target_tokens(self, text: bytes, *, in_character: bool) -> list[int]:

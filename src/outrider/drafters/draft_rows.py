@@ -15,6 +15,14 @@ from outrider.sampling.law import greedy_token, law
 from outrider.sampling.noise import Weights
 
 
+def first_choice(logits: Tensor) -> int:
+    """The most probable entry of ``logits`` [1, draft vocab]. Raises ``ValueError`` if one is NaN."""
+    largest, entry = max_and_argmax(logits)
+    if bool(largest.isnan()):
+        raise ValueError("the draft model's logits are not finite")
+    return int(entry)
+
+
 class DraftRows:
     """``token_ids`` [rows] says for which of the target's ``vocab_size`` tokens each entry of an output row stands."""
 
@@ -42,7 +50,7 @@ class DraftRows:
 
     def leaves(self, row: Tensor) -> bool:
         """True if the most probable of all of the draft's tokens is none that the target has."""
-        return self._entries is not None and int(max_and_argmax(row[None])[1]) not in self._used
+        return self._entries is not None and first_choice(row[None]) not in self._used
 
     def _known(self, row: Tensor) -> Tensor:
         return row[: len(self._token_ids)] if self._entries is None else row[self._entries]
