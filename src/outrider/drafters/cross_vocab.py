@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,7 +198,7 @@ class _Texts:
         return entry if self.output_ids is None else int(self.output_ids[entry])
 
     def in_target_tokens(self, text: bytes, *, in_character: bool) -> list[int]:
-        """The target's tokens for what is text of ``text``, up to the first bytes that form no character.
+        """The target's tokens for ``text``, up to bytes that form no character or a token that the model does not have.
 
         ``in_character`` says that the text before ends inside one: the bytes that complete it are tokens by themselves.
         """
@@ -208,10 +209,9 @@ class _Texts:
             whole = text[first:].decode()
         except UnicodeDecodeError as error:
             whole = text[first : first + error.start].decode()
-        head = [self.target.by_bytes.get(text[place : place + 1]) for place in range(first)]
-        if None in head:
-            return []
-        return [id for id in head if id is not None] + self.target.encode(whole, control=True)
+        head = (self.target.by_bytes.get(text[place : place + 1], -1) for place in range(first))
+        tokens = (*head, *self.target.encode(whole, control=True))
+        return list(takewhile(lambda token_id: token_id in self.target, tokens))
 
 
 @dataclass

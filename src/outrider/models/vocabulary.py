@@ -62,6 +62,9 @@ class Vocabulary:
         self.prefixed = _adds_prefix(self, backend)
         self._backend = _without_prefix(backend) if self.prefixed else backend
 
+    def __contains__(self, token_id: object) -> bool:
+        return token_id in self._bytes or token_id in self.control
+
     def bytes_of(self, token_id: int) -> bytes | None:
         """What the token adds to a text; None for control tokens and for ids without a token."""
         return self._bytes.get(token_id)
