@@ -28,6 +28,17 @@ def smollm2_path() -> Path:
     return ensure(PACKAGED_MODELS["smollm2-135m-instruct"])
 
 
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    """The Gemma-3-270M file, if it is in the user's cache; its licence keeps it from being fetched for tests."""
+    from outrider.models.loader.packaged import PACKAGED_MODELS, packaged_path
+
+    path = packaged_path(PACKAGED_MODELS["gemma-3-270m"])
+    if not path.exists():
+        pytest.skip("gemma-3-270m is not in the cache; outrider pull gemma-3-270m puts it there")
+    return path
+
+
 @pytest.fixture(params=native.library().available_variants() if native.available() else [])
 def variant(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each kernel variant that this processor can run, in turn."""

@@ -11,11 +11,12 @@ from pydantic import Field, field_validator, model_validator
 from outrider._validation import Strict
 from outrider.errors import ConfigError
 
-KnownMethod = Literal["ngram", "suffix", "prediction", "draft_model", "composite", "off"]
+KnownMethod = Literal["ngram", "suffix", "prediction", "draft_model", "cross_vocab", "composite", "off"]
 Verification = Literal["auto", "standard", "block", "traversal", "coupled"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "native", "reference"]
 Quantization = Literal["int8", "int4"]
+CrossVocabAlgorithm = Literal["auto", "tli", "slem"]
 
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -34,10 +35,11 @@ class SpeculativeConfig(Strict):
     """Which drafter proposes tokens, and how many per step.
 
     method                  ``ngram``, ``suffix``, ``prediction`` (only from the text that a request brings),
-                            ``draft_model``, ``composite`` (suffix, and the draft model where it promises more),
-                            ``off``, or a drafter of your own: an object, or ``package.module:Class``. ``auto`` takes
-                            ``composite`` if ``model`` is given, else ``suffix`` (``ngram`` where there are no native
-                            kernels). A request's ``prediction`` is drafted from with every method but ``off``
+                            ``draft_model``, ``cross_vocab`` (a draft model with another tokenizer), ``composite``
+                            (suffix, and the draft model where it promises more), ``off``, or a drafter of your own: an
+                            object, or ``package.module:Class``. ``auto`` takes ``composite`` if ``model`` is given,
+                            else ``suffix`` (``ngram`` where there are no native kernels). A request's ``prediction``
+                            is drafted from with every method but ``off``
     options                 keyword arguments for ``package.module:Class``
     model                   the draft model: alias, file, folder or hub id
     num_speculative_tokens  K, the most tokens drafted per step; 0 drafts nothing
@@ -47,6 +49,9 @@ class SpeculativeConfig(Strict):
     quantization            ``int8`` or ``int4``: the draft model's weights in groups of 32, rounded when loaded (CPU)
     tree_width              above 1 the draft model proposes trees, K nodes in all: most children of a node, and most
                             nodes expanded per level
+    cross_vocab_algorithm   how drafts of another vocabulary become the target's: ``tli`` (tokens that both have, with
+                            their law), ``slem`` (the text, in the target's tokens), ``auto`` (slem for greedy requests;
+                            for others tli, if at least half of the draft's most frequent tokens are the target's too)
     draft_vocab_size        the draft model's output is trimmed to its so many lowest (most frequent) ids; lossless
     prompt_lookup_min/max   shortest and longest match, in tokens, of the ngram drafter
     suffix_min_probability  the suffix drafter leaves out tokens whose estimated chance of acceptance is below
@@ -67,6 +72,7 @@ class SpeculativeConfig(Strict):
     draft_model_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = DEFAULT_DRAFT_MODEL_TOKENS
     adaptive: bool = True
     quantization: Quantization | None = None
+    cross_vocab_algorithm: CrossVocabAlgorithm = "auto"
     draft_vocab_size: Annotated[int, Field(ge=1)] | None = None
     tree_width: Annotated[int, Field(ge=1, le=8)] = 1
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = 1
@@ -92,14 +98,14 @@ class SpeculativeConfig(Strict):
             raise ValueError(
                 f"prompt_lookup_min={self.prompt_lookup_min} is above prompt_lookup_max={self.prompt_lookup_max}"
             )
-        if self.method == "draft_model" and self.model is None:
-            raise ValueError("method='draft_model' needs 'model', the draft model's alias, file, folder or hub id")
+        if self.method in ("draft_model", "cross_vocab") and self.model is None:
+            raise ValueError(f"method={self.method!r} needs 'model', the draft model's alias, file, folder or hub id")
         for key in ("quantization", "draft_vocab_size"):
             if self.model is None and getattr(self, key) is not None:
                 raise ValueError(f"{key} is the draft model's, but no 'model' is given")
         if self.tree_width > 1 and self.resolved_method not in ("draft_model", "off"):
             raise ValueError(f"tree_width={self.tree_width} needs method='draft_model', not method={self.method!r}")
-        if self.method not in ("auto", "draft_model", "composite") and self.model is not None:
+        if self.method not in ("auto", "draft_model", "cross_vocab", "composite") and self.model is not None:
             raise ValueError(f"method={self.method!r} takes no draft model, but model={self.model!r} was given")
         if self.options and not self.plugin:
             raise ValueError(f"options are for method='package.module:Class', not for method={self.method!r}")
@@ -124,7 +130,7 @@ class SpeculativeConfig(Strict):
     @property
     def drafts_with_model(self) -> bool:
         """True if a draft model is at work."""
-        return self.model is not None and self.resolved_method in ("draft_model", "composite")
+        return self.model is not None and self.resolved_method in ("draft_model", "cross_vocab", "composite")
 
     @classmethod
     def parse(cls, value: SpeculativeConfig | dict[str, Any] | str | None) -> SpeculativeConfig:

@@ -210,8 +210,12 @@ def test_a_draft_with_another_vocabulary_is_refused_with_both_sizes_and_the_firs
     code, _, err = outrider("generate", model, "--prompt", "w1", "--draft-model", str(smaller))
     line = one_line(err)
     assert code == 2
-    for word in ("17 tokens", "20", "id 17", "'w17'"):
+    for word in ("17 tokens", "20", "id 17", "'w17'", "cross_vocab"):
         assert word in line, line
+    speculative = json.dumps({"method": "cross_vocab", "model": str(smaller)})
+    code, _, err = outrider("generate", model, "--prompt", "w1", "--speculative-config", speculative)
+    assert code == 2
+    assert "byte-level or SentencePiece" in one_line(err)
 
 
 def test_a_draft_with_the_same_vocabulary_is_accepted(outrider: Any, tmp_path: Path, model: str) -> None:

@@ -47,7 +47,10 @@ Speculative = Annotated[
         metavar="JSON|auto|off",
     ),
 ]
-DraftModel = Annotated[str | None, typer.Option("--draft-model", help="Draft with this model (same vocabulary).")]
+DraftModel = Annotated[
+    str | None,
+    typer.Option("--draft-model", help="Draft with this model (of another vocabulary: with method cross_vocab)."),
+]
 NumSpeculative = Annotated[
     int | None, typer.Option("--num-speculative-tokens", "-k", help="Draft at most K tokens per step; 0 drafts none.")
 ]

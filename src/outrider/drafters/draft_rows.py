@@ -15,16 +15,49 @@ from outrider.sampling.law import greedy_token, law
 from outrider.sampling.noise import Weights
 
 
+def first_choice(logits: Tensor) -> int:
+    """The most probable entry of ``logits`` [1, draft vocab]. Raises ``ValueError`` if one is NaN."""
+    largest, entry = max_and_argmax(logits)
+    if bool(largest.isnan()):
+        raise ValueError("the draft model's logits are not finite")
+    return int(entry)
+
+
 class DraftRows:
     """``token_ids`` [rows] says for which of the target's ``vocab_size`` tokens each entry of an output row stands."""
 
-    def __init__(self, token_ids: NDArray[np.int64], vocab_size: int) -> None:
+    def __init__(
+        self,
+        token_ids: NDArray[np.int64],
+        vocab_size: int,
+        *,
+        entries: NDArray[np.int64] | None = None,
+        draft_ids: NDArray[np.int64] | None = None,
+    ) -> None:
+        """``entries`` [rows] are the entries of an output row that are used; without, the first ones, in order.
+
+        ``draft_ids`` [rows] are what the draft model calls the tokens; without, it calls them as the target does.
+        """
         self._token_ids = token_ids
         self._vocab_size = vocab_size
+        self._entries = None if entries is None else torch.from_numpy(entries)
+        self._used = frozenset[int]() if entries is None else frozenset(entries.tolist())
+        self._draft_ids = None if draft_ids is None else dict(zip(token_ids.tolist(), draft_ids.tolist(), strict=True))
+
+    def draft_id(self, token_id: int) -> int:
+        """What the draft model calls the target's ``token_id``."""
+        return token_id if self._draft_ids is None else self._draft_ids[token_id]
+
+    def leaves(self, row: Tensor) -> bool:
+        """True if the most probable of all of the draft's tokens is none that the target has."""
+        return self._entries is not None and first_choice(row[None]) not in self._used
+
+    def _known(self, row: Tensor) -> Tensor:
+        return row[: len(self._token_ids)] if self._entries is None else row[self._entries]
 
     def greedy(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int]) -> int | None:
         """The most probable token after ``drafted``, from ``row`` [draft vocab]; None if the draft knows none there."""
-        known = row[: len(self._token_ids)]
+        known = self._known(row)
         if not entry.law.edits:
             return int(self._token_ids[int(max_and_argmax(known[None])[1])])
         edited = self._edited(entry, known, drafted)
@@ -32,7 +65,7 @@ class DraftRows:
 
     def best(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int], count: int) -> list[tuple[int, float]]:
         """At most ``count`` tokens after ``drafted``, the most probable first, each with its log-probability."""
-        known, token_ids = row[: len(self._token_ids)], self._token_ids
+        known, token_ids = self._known(row), self._token_ids
         if entry.law.edits:
             known, token_ids = torch.from_numpy(self._edited(entry, known, drafted)), np.arange(self._vocab_size)
         values, places = torch.topk(known, min(count, len(known)))
@@ -42,7 +75,7 @@ class DraftRows:
 
     def law(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int]) -> Weights | None:
         """The draft's law [vocab_size] after ``drafted``; None if it knows no token of those that may come there."""
-        known = row[: len(self._token_ids)]
+        known = self._known(row)
         if entry.law.edits:
             edited = self._edited(entry, known, drafted)
             return None if np.isneginf(edited).all() else law(edited, entry.request.params)

@@ -52,6 +52,11 @@ class DraftTree:
         self._num_fed = 0
 
     @property
+    def request_id(self) -> str:
+        """Whose tree it is."""
+        return self.entry.request.request_id
+
+    @property
     def done(self) -> bool:
         """Nothing more is to be fed."""
         return not self._expanding

@@ -11,6 +11,7 @@ import torch
 from outrider.config import EngineConfig, SpeculativeConfig, Verification
 from outrider.drafters.base import Drafter
 from outrider.drafters.build import build_drafter
+from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.engine.backends import build_model, resolve_device
 from outrider.engine.engine import Engine
@@ -20,6 +21,7 @@ from outrider.errors import ConfigError, VocabularyMismatchError
 from outrider.models.base import CausalModel
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
+from outrider.models.vocabulary import Vocabulary
 from outrider.runner.measure import measure_passes
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
@@ -109,6 +111,7 @@ def _max_model_len(config: EngineConfig, target: CausalModel) -> int:
 class _Draft:
     """A draft model, and which of its output tokens it was trimmed to."""
 
+    opened: OpenModel
     model: CausalModel
     kept: list[int] | None
 
@@ -116,13 +119,15 @@ class _Draft:
 def _open_draft(config: EngineConfig, target: OpenModel, device: torch.device) -> _Draft:
     speculative = config.speculative
     if speculative.model is None:
-        raise ConfigError("method='draft_model' needs 'model'")
+        raise ConfigError(f"method={speculative.method!r} needs 'model'")
     opened = open_model(speculative.model)
-    check_same_vocabulary(target, opened)
+    if speculative.resolved_method == "draft_model":
+        check_same_vocabulary(target, opened)
     kept = kept_tokens(opened, speculative.draft_vocab_size)
     # The target's dtype is not the draft's where that has a quantization of its own.
     own = config if speculative.quantization is None else config.model_copy(update={"dtype": "auto"})
-    return _Draft(build_model(opened, own, device, quantization=speculative.quantization, head_rows=kept), kept)
+    model = build_model(opened, own, device, quantization=speculative.quantization, head_rows=kept)
+    return _Draft(opened, model, kept)
 
 
 def _runner(config: EngineConfig, model: CausalModel, memory: MemoryPlan) -> ModelRunner:
@@ -133,6 +138,8 @@ def _runner(config: EngineConfig, model: CausalModel, memory: MemoryPlan) -> Mod
 
 def _model_drafter(config: EngineConfig, target: OpenModel, draft: _Draft, runner: ModelRunner) -> Drafter:
     speculative = config.speculative
+    if target.tokenizer.vocabulary_difference(draft.opened.tokenizer) is not None:
+        return _cross_vocab_drafter(config, target, draft.opened, runner, draft.kept)
     return DraftModelDrafter(
         runner,
         target_vocab_size=target.config.vocab_size,
@@ -163,6 +170,30 @@ def _planner(
     return AdaptiveSpeculation(passes, num_speculative_tokens=speculative.num_speculative_tokens, model=model)
 
 
+def _cross_vocab_drafter(
+    config: EngineConfig, target: OpenModel, draft: OpenModel, runner: ModelRunner, kept: list[int] | None
+) -> CrossVocabDrafter:
+    drafter = CrossVocabDrafter(
+        runner,
+        own=Vocabulary(draft.tokenizer, draft.config.vocab_size),
+        target=Vocabulary(target.tokenizer, target.config.vocab_size),
+        target_vocab_size=target.config.vocab_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        algorithm=config.speculative.cross_vocab_algorithm,
+        coupled=_COUPLED[config.speculative.verification],
+        token_ids=kept,
+    )
+    shared = drafter.shared
+    logger.info(
+        "draft model %s has another vocabulary: %d of %d tokens are the target's too, and %.0f%% of the most frequent",
+        draft.name,
+        shared.num_ordinary,
+        shared.num_draft,
+        100.0 * shared.share,
+    )
+    return drafter
+
+
 def kept_tokens(opened: OpenModel, count: int | None) -> list[int] | None:
     """The ids that a trimmed draft can propose: the ``count`` lowest, and the end tokens; None for all.
 
@@ -181,7 +212,8 @@ def check_same_vocabulary(target: OpenModel, draft: OpenModel) -> None:
         raise VocabularyMismatchError(
             f"draft model {draft.name!r} has {difference.other_size} tokens and target {target.name!r} has "
             f"{difference.own_size}; they first differ at id {difference.token_id}: {difference.other_token!r} in the "
-            f"draft, {difference.own_token!r} in the target. Choose a draft model with the target's tokenizer"
+            f"draft, {difference.own_token!r} in the target. Use method='cross_vocab', or a draft model with the "
+            f"target's tokenizer"
         )
 
 

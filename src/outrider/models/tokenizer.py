@@ -54,7 +54,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of tokens; a model may have more rows than this, for padding."""
-        return len(self._tokens)
+        return len(self.tokens)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -85,7 +85,7 @@ class Tokenizer:
         return self.decode([token_id], skip_special_tokens=False)
 
     @cached_property
-    def _tokens(self) -> dict[int, str]:
+    def tokens(self) -> dict[int, str]:
         """Id -> token as the vocabulary spells it, in id order, without the placeholders at the end."""
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         tokens = sorted((id, token) for token, id in vocabulary.items())
@@ -96,13 +96,13 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the vocabulary: equal for two tokenizers exactly if ``vocabulary_difference`` is ``None``."""
-        return hashlib.sha256(json.dumps(list(self._tokens.items())).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(list(self.tokens.items())).encode()).hexdigest()
 
     def vocabulary_difference(self, other: Tokenizer) -> VocabularyDifference | None:
         """The first id whose token differs, or ``None`` if every id means the same in both; padding does not count."""
         if self.fingerprint == other.fingerprint:
             return None
-        own, theirs = self._tokens, other._tokens
+        own, theirs = self.tokens, other.tokens
         first = min(id for id in own.keys() | theirs.keys() if own.get(id) != theirs.get(id))
         return VocabularyDifference(len(own), len(theirs), first, own.get(first), theirs.get(first))
 

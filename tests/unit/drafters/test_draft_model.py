@@ -63,7 +63,7 @@ def test_any_draft_leaves_greedy_and_seeded_output_as_it_is(settings: dict[str, 
     drafted = run(engine, PROMPTS, params)
     assert ids(drafted) == ids(plain)
     assert sum(output.metrics.speculative_decoding.num_draft_tokens for output in drafted) > 0
-    assert drafter._runner.kv.num_free_blocks == drafter._runner.kv.num_blocks
+    assert drafter._passes._runner.kv.num_free_blocks == drafter._passes._runner.kv.num_blocks
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=1, max_tokens=24)])
@@ -92,7 +92,7 @@ def test_padded_vocabularies_never_leak_an_id(draft_vocab: int, params: Sampling
     engine = toy_engine(random_table(VOCAB - 2, seed=5), None, vocab_size=VOCAB - 2)
     plain = run(engine, [[1]], params)
     target = random_table(VOCAB - 2, seed=5)
-    drafter = DraftModelDrafter(drafter._runner, target_vocab_size=VOCAB - 2, max_num_batched_tokens=64)
+    drafter = DraftModelDrafter(drafter._passes._runner, target_vocab_size=VOCAB - 2, max_num_batched_tokens=64)
     outputs = run(toy_engine(target, drafter, vocab_size=VOCAB - 2), [[1]], params)
     assert outputs[0].metrics.speculation == "draft_model"
     assert all(0 <= token < VOCAB - 2 for token in outputs[0].outputs[0].token_ids)

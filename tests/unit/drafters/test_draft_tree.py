@@ -63,7 +63,7 @@ def test_trees_have_the_shape_that_was_asked_for(params: SamplingParams, width: 
         assert (proposal.probs is None) is (params is not SAMPLED)
     assert any(max(Counter(proposal.parents).values()) > 1 for _, proposal in seen) is (k > 1)
     drafter.check_integrity()
-    assert drafter._runner.kv.num_free_blocks == drafter._runner.kv.num_blocks
+    assert drafter._passes._runner.kv.num_free_blocks == drafter._passes._runner.kv.num_blocks
 
 
 def test_the_best_nodes_are_proposed_and_the_first_choice_goes_deepest() -> None:
@@ -104,13 +104,13 @@ def test_the_accepted_path_stays_in_the_drafts_cache(params: SamplingParams) -> 
     """Each proposal's first pass computes the token that was never fed, and at most one draft beside it."""
     drafter = tree_drafter(TARGET, 2)
     fed: list[int] = []
-    catch_up = drafter._catch_up
+    grow = drafter._passes.grow
 
-    def counting(drafts: Any) -> Any:
-        fed.extend(d.entry.request.num_tokens - drafter._num_computed[d.entry.request.request_id] for d in drafts)
-        return catch_up(drafts)
+    def counting(drafts: Any, missing: Any) -> None:
+        fed.extend(map(len, missing))
+        grow(drafts, missing)
 
-    drafter._catch_up = counting  # type: ignore[method-assign]
+    drafter._passes.grow = counting  # type: ignore[method-assign]
     (output,) = run(toy_engine(TARGET, drafter, vocab_size=VOCAB, k=6), [[1, 2, 3]], params)
     stats = output.metrics.speculative_decoding
     assert stats.num_accepted_draft_tokens > stats.num_spec_steps / 2

@@ -11,13 +11,16 @@ import pytest
 from torch import Tensor
 
 from outrider.audit.enumerate import EnumeratingNoise
-from outrider.config import Verification
-from outrider.drafters.base import Drafter
+from outrider.config import CrossVocabAlgorithm, Verification
+from outrider.drafters.base import Drafter, DraftRequest
+from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.engine import Verify
 from outrider.engine.verify import verify
+from outrider.models.tokenizer import Tokenizer
 from outrider.models.toy import ToyModel, random_table
+from outrider.models.vocabulary import Vocabulary
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.noise import Noise, Weights
@@ -26,6 +29,7 @@ from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
 from tests.unit.engine.helpers import KSchedule, distance, run, toy_engine
+from tests.unit.models.other_vocabularies import spelled
 
 VOCAB = 3
 LAW = random_table(VOCAB, seed=6, order=3)
@@ -41,10 +45,38 @@ def draft_model(coupled: Coupled = "seeded", tree_width: int = 1) -> Drafter:
     )
 
 
+OWN = spelled(["b", "<|end|>", "a", "ba", "ab"], merges=[("b", "a"), ("a", "b")], end="<|end|>")
+"""A draft's vocabulary, over the targets below: a and b and an end, in another order, and pairs of letters."""
+WITH_PAIR = spelled(["a", "b", "ab"], merges=[("a", "b")])
+WITH_END = spelled(["a", "b", "<stop>"], end="<stop>")
+
+
+def cross_vocab(
+    algorithm: CrossVocabAlgorithm = "tli",
+    coupled: Coupled = "seeded",
+    target: Tokenizer = WITH_PAIR,
+    kind: type[CrossVocabDrafter] = CrossVocabDrafter,
+) -> Drafter:
+    runner = ModelRunner(ToyModel(5, random_table(5, seed=8, order=3, sharpness=1.5)), num_blocks=8, block_size=2)
+    own, others = Vocabulary(OWN), Vocabulary(target)
+    return kind(
+        runner,
+        own=own,
+        target=others,
+        target_vocab_size=VOCAB,
+        max_num_batched_tokens=16,
+        coupled=coupled,
+        algorithm=algorithm,
+    )
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NGramDrafter(min_match=1, max_match=2),
     "draft_model": draft_model,
     "tree": lambda: draft_model(tree_width=2),
+    "tli": cross_vocab,
+    "tli with an end": lambda: cross_vocab(target=WITH_END),
+    "slem": lambda: cross_vocab("slem"),
 }
 
 
@@ -117,6 +149,36 @@ def test_every_way_to_verify_emits_the_targets_law(
     assert total_variation(lambda: draft_model(coupled), 2, params, verify_with=partial(verify, method=method)) < 1e-12
 
 
+@pytest.mark.parametrize(("method", "coupled"), [("standard", "none"), ("block", "none"), ("coupled", "all")])
+@pytest.mark.parametrize("params", [*PARAMS[:3], LONGER], ids=["plain", "top-k", "top-p", "longer"])
+@pytest.mark.parametrize("target", [WITH_PAIR, WITH_END], ids=["pair", "end"])
+def test_every_way_to_verify_drafts_of_another_vocabulary_emits_the_targets_law(
+    method: Verification, coupled: Coupled, params: SamplingParams, target: Tokenizer
+) -> None:
+    faithful, end = partial(verify, method=method), frozenset({2} if target is WITH_END else ())
+    assert total_variation(lambda: cross_vocab("tli", coupled, target), 2, params, end, verify_with=faithful) < 1e-12
+
+
+def _without_a_drawn_last(proposal: Proposal, probs: tuple[Weights, ...]) -> Proposal:
+    kept = len(proposal) - (proposal.token_ids[-1] == 1)
+    return Proposal(proposal.token_ids[:kept], probs[:kept])
+
+
+def _with_misplaced_laws(proposal: Proposal, probs: tuple[Weights, ...]) -> Proposal:
+    return Proposal(proposal.token_ids, tuple(row[[1, 0, 2]] for row in probs))
+
+
+@pytest.mark.parametrize("fault", [_without_a_drawn_last, _with_misplaced_laws])
+def test_faults_of_drafts_of_another_vocabulary_are_seen(
+    fault: Callable[[Proposal, tuple[Weights, ...]], Proposal],
+) -> None:
+    class Faulty(CrossVocabDrafter):
+        def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
+            return [fault(p, p.probs) if p.probs else p for p in super().propose(batch)]
+
+    assert total_variation(lambda: cross_vocab(kind=Faulty), 2, LONGER) > 1e-3
+
+
 TREE_LENGTH = 4
 """The first token comes without drafts, the next step may accept two levels, and its successor none or one."""
 
@@ -181,8 +243,8 @@ def test_penalties_that_do_not_see_the_drafts_are_seen() -> None:
         return verify(request, proposal, logits, noise, blind)
 
     params = SamplingParams(max_tokens=4, frequency_penalty=1.5)
-    for make in DRAFTERS.values():
-        assert total_variation(make, 2, params, verify_with=faulty) > 1e-3
+    for name in DRAFTERS:
+        assert total_variation(DRAFTERS[name], 2, params, verify_with=faulty) > 1e-3, name
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

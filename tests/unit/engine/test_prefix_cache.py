@@ -93,13 +93,13 @@ def test_the_draft_model_shares_too_and_goes_on_with_full_acceptance() -> None:
     engine = engine_with(drafter)
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
     fed: list[int] = []
-    forward = drafter._runner.forward
+    forward = drafter._passes._runner.forward
 
     def counted(chunks: Sequence[Chunk]) -> list[Tensor]:
         fed.append(sum(len(chunk.token_ids) for chunk in chunks))
         return forward(chunks)
 
-    drafter._runner.forward = counted  # type: ignore[method-assign]
+    drafter._passes._runner.forward = counted  # type: ignore[method-assign]
     prompt = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1]
     for name in ("cold", "warm"):
         fed.clear()
@@ -112,4 +112,4 @@ def test_the_draft_model_shares_too_and_goes_on_with_full_acceptance() -> None:
         else:
             assert fed[0] <= BLOCK + 1, f"the draft computed {fed[0]} tokens again"
     drafter.check_integrity()
-    assert drafter._runner.kv.num_free_blocks == drafter._runner.kv.num_blocks
+    assert drafter._passes._runner.kv.num_free_blocks == drafter._passes._runner.kv.num_blocks

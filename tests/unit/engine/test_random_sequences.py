@@ -7,15 +7,18 @@ from hypothesis import strategies as st
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.models.toy import ToyModel, random_table
+from outrider.models.vocabulary import Vocabulary
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.adaptive import AdaptiveSpeculation, ModelDrafting
 from outrider.scheduler.costs import DraftCosts, PassCosts
 from tests.unit.engine.helpers import drain, run, toy_engine
+from tests.unit.models.other_vocabularies import spelled
 
 VOCAB = 5
 LAW = random_table(VOCAB, seed=2, sharpness=2.0)
@@ -53,13 +56,25 @@ def _drafter(kind: str) -> Drafter | None:
         runner = ModelRunner(ToyModel(VOCAB, DRAFT_LAW), num_blocks=12, block_size=2)
         width = int(kind.removeprefix("draft_model") or 1)
         return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=8, tree_width=width)
+    if kind in ("tli", "slem"):
+        runner = ModelRunner(ToyModel(6, random_table(6, seed=4, sharpness=2.0)), num_blocks=12, block_size=2)
+        own = spelled(["c", "ab", "a", "<x>", "d", "b"], merges=[("a", "b")], end="<x>")
+        target = spelled(["<end>", "a", "b", "c", "bc"], merges=[("b", "c")], end="<end>")
+        return CrossVocabDrafter(
+            runner,
+            own=Vocabulary(own),
+            target=Vocabulary(target),
+            target_vocab_size=VOCAB,
+            max_num_batched_tokens=8,
+            algorithm=kind,  # type: ignore[arg-type]
+        )
     return None
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     operations=st.lists(st.one_of(ADD, ADD, STEP, ABORT), max_size=25),
-    kind=st.sampled_from(["none", "ngram", "draft_model", "draft_model2", "draft_model3", "adaptive"]),
+    kind=st.sampled_from(["none", "ngram", "draft_model", "draft_model2", "draft_model3", "tli", "slem", "adaptive"]),
     k=st.integers(0, 5),
     num_blocks=st.integers(12, 20),
     priorities=st.lists(st.integers(-1, 2), min_size=1, max_size=5),
@@ -105,9 +120,9 @@ def test_every_block_comes_back_and_every_answer_is_the_solo_one(
         engine.check_integrity()
     drain(engine)
     model = drafter._model if isinstance(drafter, CompositeDrafter) else drafter
-    if isinstance(model, DraftModelDrafter):
+    if isinstance(model, (DraftModelDrafter, CrossVocabDrafter)):
         model.check_integrity()
-        assert model._runner.kv.num_free_blocks == model._runner.kv.num_blocks
+        assert model._passes._runner.kv.num_free_blocks == model._passes._runner.kv.num_blocks
     for index, (prompt, params) in enumerate(added):
         completion = engine.take_output(str(index)).outputs[0]
         solo = toy_engine(LAW, None, vocab_size=VOCAB, max_model_len=MAX_LEN, end_token_ids=frozenset({0}))

@@ -143,10 +143,10 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
     assert sum(finished.values()) == COUNT
     engine.check_integrity()
     assert engine.runner.kv.num_free_blocks == engine.runner.kv.num_blocks
-    assert model._runner.kv.num_free_blocks == model._runner.kv.num_blocks
+    assert model._passes._runner.kv.num_free_blocks == model._passes._runner.kv.num_blocks
     kept: list[dict[str, Any]] = [engine._requests, engine._noises, engine._laws, engine._detokenizers]
     kept += [drafter._open, drafter._proposed]
-    kept += [model._num_computed, engine.runner.kv._tables, engine.runner.kv._keys]
+    kept += [model._passes._num_computed, engine.runner.kv._tables, engine.runner.kv._keys]
     kept += [estimates._own for estimates in planner._estimates.values()]
     assert not any(kept), kept
     del output

@@ -1,0 +1,81 @@
+"""How one request's chain of drafts grows, token by token. Knows a draft model's rows, not the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from outrider.drafters.base import DraftRequest, Proposal
+from outrider.drafters.draft_rows import DraftRows
+from outrider.runner.model_runner import Chunk
+from outrider.sampling.noise import Purpose, Weights
+
+
+@dataclass
+class DraftChain:
+    """The chain of ``entry``'s request, whose context is ``context_len`` of the draft model's tokens long."""
+
+    entry: DraftRequest
+    rows: DraftRows
+    point_mass: bool
+    context_len: int
+    token_ids: list[int] = field(default_factory=list)
+    probs: list[Weights] = field(default_factory=list)
+    stuck: bool = False
+    """The draft knows no token of those that are allowed here, or would say one that the target does not have."""
+
+    @property
+    def request_id(self) -> str:
+        """Whose chain it is."""
+        return self.entry.request.request_id
+
+    @property
+    def done(self) -> bool:
+        """Nothing more is to be fed."""
+        return self.stuck or len(self.token_ids) >= self.entry.max_tokens
+
+    @property
+    def num_places(self) -> int:
+        """Places for the context and all drafts so far."""
+        return self.context_len + len(self.token_ids)
+
+    @property
+    def draft_ids(self) -> list[int]:
+        """The chain in the draft model's own tokens."""
+        return [self.rows.draft_id(token_id) for token_id in self.token_ids]
+
+    def stop(self) -> None:
+        """Grow no further, because the cache has no room."""
+        self.stuck = True
+
+    def chunk(self) -> Chunk:
+        """The last draft."""
+        return Chunk(self.request_id, [self.rows.draft_id(self.token_ids[-1])], self.num_places - 1, num_logits=1)
+
+    def extend(self, logits: Tensor) -> None:
+        """One token more from ``logits`` [1, draft vocab]."""
+        entry, request = self.entry, self.entry.request
+        # Settled before anything is drawn here, so that ending the chain does not depend on what would be drawn.
+        self.stuck = self.rows.leaves(logits[0])
+        if self.stuck:
+            return
+        if request.params.greedy:
+            token_id = self.rows.greedy(entry, logits[0], self.token_ids)
+            self.stuck = token_id is None
+            if token_id is not None:
+                self.token_ids.append(token_id)
+            return
+        probs = self.rows.law(entry, logits[0], self.token_ids)
+        self.stuck = probs is None
+        if probs is None:
+            return
+        position = request.num_tokens + len(self.token_ids)
+        purpose = Purpose.TARGET if self.point_mass else Purpose.DRAFT
+        self.token_ids.append(entry.noise.draw(probs, position, purpose))
+        if not self.point_mass:
+            self.probs.append(probs)
+
+    def proposal(self) -> Proposal:
+        """The chain as it is."""
+        return Proposal(tuple(self.token_ids), None if self.point_mass else tuple(self.probs))
