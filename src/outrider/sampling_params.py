@@ -119,6 +119,7 @@ class SamplingParams(Strict):
     max_tokens    at most this many new tokens
     stop          strings that end the text; they are not part of it
     stop_token_ids  ids that end the output, as the model's own end tokens do
+    skip_special_tokens  leave control tokens out of the text
     ignore_eos    go on after the model's end tokens (``stop_token_ids`` still end)
     logprobs      give each token's log-probability, and those of the so many most probable tokens
     prompt_logprobs  the same for the prompt, always of the model's own law
@@ -151,6 +152,7 @@ class SamplingParams(Strict):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     logprobs_mode: LogprobsMode = "raw"

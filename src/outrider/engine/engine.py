@@ -36,8 +36,9 @@ class Engine:
     """Any number of requests in one batch, each at its own place.
 
     ``speculation`` says which drafter is at work, or why none is. ``verify_with`` and ``noise_for`` are there for
-    audits, which swap in faulty verifiers and noise that enumerates. ``encode`` turns the words of ``bad_words`` into
-    tokens, and ``grammars`` what ``structured_outputs`` asks for into grammars over them.
+    audits, which swap in faulty verifiers and noise that enumerates. ``new_stream`` makes a decoder of a
+    request's tokens, given whether special ones are skipped. ``encode`` turns the words of ``bad_words`` into tokens, and
+    ``grammars`` what ``structured_outputs`` asks for into grammars over them.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Engine:
         drafter: Drafter | None,
         controller: SpeculationController,
         *,
-        new_stream: Callable[[], TokenStream],
+        new_stream: Callable[[bool], TokenStream],
         max_model_len: int,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
@@ -124,7 +125,7 @@ class Engine:
         self._requests[request_id] = request
         self._noises[request_id] = self._noise_for(request.noise_seed)
         self._laws[request_id] = law
-        self._detokenizers[request_id] = Detokenizer(self._new_stream(), params.stop)
+        self._detokenizers[request_id] = Detokenizer(self._new_stream(params.skip_special_tokens), params.stop)
         self.scheduler.add(request)
         return request
 
