@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from outrider.config import EngineConfig
     from outrider.llm import LLM
     from outrider.sampling_params import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)?")
+_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 Model = Annotated[str, typer.Argument(help="Alias, .gguf file, Hugging Face folder or hub id.", metavar="MODEL")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Generate at most this many tokens.")]
@@ -58,6 +63,9 @@ Quantization = Annotated[
 ]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto, native (CPU kernels) or reference (torch).")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+KVCacheMemory = Annotated[
+    str | None, typer.Option("--kv-cache-memory", help="Memory for the target's KV cache, such as 2GiB.")
+]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt and output together.")]
 
 
@@ -79,22 +87,44 @@ def speculative_dict(config: str, draft_model: str | None, num_speculative_token
     return chosen
 
 
+def fetch(model: str, speculative: dict[str, Any], **settings: Any) -> EngineConfig:
+    """The engine's settings, and their models on disk; what must be fetched first shows its progress on stderr.
+
+    A setting that does not fit is refused before anything is fetched.
+    """
+    from outrider.cli.pull import show_progress
+    from outrider.config import EngineConfig, SpeculativeConfig
+    from outrider.models.loader.resolve import resolve
+
+    config = EngineConfig(model=model, speculative=SpeculativeConfig.parse(speculative), **settings)
+    with show_progress() as progress:
+        for reference in filter(None, (model, config.speculative.model)):
+            resolve(reference, progress)
+    return config
+
+
 def load(model: str, speculative: dict[str, Any], **settings: Any) -> LLM:
     """Load an ``LLM``; a model that must be fetched first shows its progress on stderr."""
     from rich.console import Console
 
-    from outrider.cli.pull import show_progress
-    from outrider.config import EngineConfig, SpeculativeConfig
     from outrider.llm import LLM
-    from outrider.models.loader.resolve import resolve
 
-    # A setting that does not fit is refused before anything is fetched.
-    EngineConfig(model=model, speculative=SpeculativeConfig.parse(speculative), **settings)
-    with show_progress() as progress:
-        for reference in filter(None, (model, speculative.get("model"))):
-            resolve(reference, progress)
+    fetch(model, speculative, **settings)
     with Console(stderr=True).status(f"loading {model} …"):
         return LLM(model, speculative_config=speculative, **settings)
+
+
+def num_bytes(option: str, text: str | None) -> int | None:
+    """``2GiB``, ``512MiB``, ``1.5GB`` or plain bytes as a number. Raises ``ConfigError``."""
+    from outrider.errors import ConfigError
+
+    if text is None:
+        return None
+    found = _BYTES.fullmatch(text.strip())
+    unit = (found[2] or "b").lower() if found else ""
+    if found is None or unit not in _UNITS:
+        raise ConfigError(f"{option} {text!r} must be a number of bytes, such as 2GiB, 512MiB or 1500000000")
+    return int(float(found[1]) * _UNITS[unit])
 
 
 def structured_outputs(

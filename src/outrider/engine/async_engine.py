@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -114,10 +115,23 @@ class Answers:
                 self.abort()
                 raise
 
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait at most so long; True if there is something to read, be it the end."""
+        if not self._mailbox.news and not self.finished:
+            self._mailbox.arrived.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._mailbox.arrived.wait(), timeout_s)
+        return bool(self._mailbox.news) or self.finished
+
     @property
     def finished(self) -> bool:
         """True once every answer's end has been read."""
         return None not in self.outputs
+
+    @property
+    def refusing(self) -> str | None:
+        """Why the engine takes no further requests; None while it does."""
+        return self._engine.refusing
 
     async def result(self) -> list[RequestOutput]:
         """Read to the end; the outputs in the jobs' order."""
@@ -223,7 +237,7 @@ class AsyncEngine:
             raise RequestFailedError(output.error)
 
     async def generate(self, prompt_token_ids: Sequence[int], params: SamplingParams | None = None) -> RequestOutput:
-        """The ``n`` answers to one prompt as one output; a failed one has ``error`` set. Raises what ``submit`` does."""
+        """The ``n`` answers to one prompt as one output; a failed one has ``error``. Raises what ``submit`` does."""
         params = params or SamplingParams()
         answers = await self.submit([(prompt_token_ids, each) for each in one_each(params)])
         outputs = await answers.result()

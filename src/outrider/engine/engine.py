@@ -37,8 +37,8 @@ class Engine:
 
     ``speculation`` says which drafter is at work, or why none is. ``verify_with`` and ``noise_for`` are there for
     audits, which swap in faulty verifiers and noise that enumerates. ``new_stream`` makes a decoder of a
-    request's tokens, given whether special ones are skipped. ``encode`` turns the words of ``bad_words`` into tokens, and
-    ``grammars`` what ``structured_outputs`` asks for into grammars over them.
+    request's tokens, given whether special ones are skipped. ``encode`` turns the words of ``bad_words`` into tokens,
+    and ``grammars`` what ``structured_outputs`` asks for into grammars over them.
     """
 
     def __init__(
