@@ -114,12 +114,10 @@ def load(model: str, speculative: dict[str, Any], **settings: Any) -> LLM:
         return LLM(model, speculative_config=speculative, **settings)
 
 
-def num_bytes(option: str, text: str | None) -> int | None:
+def num_bytes(option: str, text: str) -> int:
     """``2GiB``, ``512MiB``, ``1.5GB`` or plain bytes as a number. Raises ``ConfigError``."""
     from outrider.errors import ConfigError
 
-    if text is None:
-        return None
     found = _BYTES.fullmatch(text.strip())
     unit = (found[2] or "b").lower() if found else ""
     if found is None or unit not in _UNITS:

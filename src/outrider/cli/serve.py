@@ -72,7 +72,7 @@ def serve(
         options.speculative_dict(speculative_config, draft_model, num_speculative_tokens),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        kv_cache_memory=options.num_bytes("--kv-cache-memory", kv_cache_memory),
+        kv_cache_memory=None if kv_cache_memory is None else options.num_bytes("--kv-cache-memory", kv_cache_memory),
         dtype=dtype,
         quantization=quantization,
         backend=backend,

@@ -16,7 +16,7 @@ from outrider.models.tokenizer import Tokenizer
 from outrider.outputs import RequestOutput, StreamPiece, TokenLogprobs
 from outrider.server.answer import Counts, Reply
 from outrider.server.errors import bad_request
-from outrider.server.fields import sampling_params, structured_outputs
+from outrider.server.fields import format_field, named, sampling_params, structured_outputs
 from outrider.server.logprobs import chat_logprobs, prompt_logprobs
 from outrider.server.schemas import ERRORS, ChatCompletionRequest, Message
 from outrider.server.serving import Ready, serving
@@ -34,12 +34,23 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     """Answer a conversation."""
     ready = serving(request).ready()
     model = ready.check_model(body.model)
-    jobs, tools = await asyncio.to_thread(_jobs, ready, body)
+    with named(**_names(body)):
+        jobs, tools = await asyncio.to_thread(_jobs, ready, body)
+        answers = await ready.engine.submit(jobs)
     form = _ChatForm(ready.tokenizer, tools, logprobs=bool(body.logprobs), token_ids=bool(body.return_token_ids))
     form.prompt_token_ids = jobs[0][0]
-    answers = await ready.engine.submit(jobs)
     reply = Reply(answers, form, model, Counts(len(jobs[0][0])), ready.options(body))
     return reply.streamed() if body.stream else await reply.whole(request)
+
+
+def _names(body: ChatCompletionRequest) -> dict[str, str]:
+    """Sampling parameters -> the fields that they come from here, where those have other names."""
+    return {
+        "logprobs": "top_logprobs",
+        "structured_outputs": "tools" if body.tools else format_field(body),
+        "max_tokens": "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+        "prompt": "messages",
+    }
 
 
 def _jobs(ready: Ready, body: ChatCompletionRequest) -> tuple[list[Job], ToolUse | None]:

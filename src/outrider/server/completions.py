@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -17,7 +17,7 @@ from outrider.models.tokenizer import Tokenizer
 from outrider.outputs import RequestOutput, StreamPiece, TokenLogprobs
 from outrider.server.answer import Counts, Reply
 from outrider.server.errors import bad_request
-from outrider.server.fields import sampling_params, structured_outputs
+from outrider.server.fields import format_field, named, sampling_params, structured_outputs
 from outrider.server.logprobs import completion_logprobs, prompt_logprobs
 from outrider.server.schemas import ERRORS, CompletionRequest, Prompt
 from outrider.server.serving import Ready, serving
@@ -39,9 +39,10 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one prompt or several."""
     ready = serving(request).ready()
     model = ready.check_model(body.model)
-    prompts, jobs = await asyncio.to_thread(_jobs, ready, body)
+    with named(structured_outputs=format_field(body)):
+        prompts, jobs = await asyncio.to_thread(_jobs, ready, body)
+        answers = await ready.engine.submit(jobs)
     form = _CompletionForm(ready.tokenizer, prompts, body)
-    answers = await ready.engine.submit(jobs)
     counts = Counts(sum(len(prompt.token_ids) for prompt in prompts))
     reply = Reply(answers, form, model, counts, ready.options(body))
     return reply.streamed() if body.stream else await reply.whole(request)
@@ -75,14 +76,14 @@ def _jobs(ready: Ready, body: CompletionRequest) -> tuple[list[_PromptText], lis
     return prompts, [(prompt.token_ids, each) for prompt in prompts for each in one_each(params)]
 
 
-def _many(prompt: Prompt) -> list[str] | list[list[int]]:
+def _many(prompt: Prompt) -> Sequence[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise bad_request("prompt is an empty list; give at least one token", "prompt")
     if isinstance(prompt[0], int):
-        return [prompt]  # type: ignore[list-item]
-    return prompt  # type: ignore[return-value]
+        return [cast("list[int]", prompt)]
+    return cast("list[str | list[int]]", prompt)
 
 
 def _echoed(tokenizer: Tokenizer, token_ids: Sequence[int], prompt: str | Sequence[int]) -> _PromptText:

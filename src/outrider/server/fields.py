@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from outrider.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from outrider.errors import InvalidRequestError
 from outrider.sampling_params import SamplingParams, StructuredOutputs
-from outrider.server.errors import ApiError, bad_request
+from outrider.server.errors import bad_request
 from outrider.server.schemas import GenerationRequest
 
 logger = logging.getLogger(__name__)
@@ -97,7 +99,10 @@ def check_known(request: GenerationRequest) -> None:
 def sampling_params(
     request: GenerationRequest, speculative: SpeculativeConfig, drafter: str | None, **more: Any
 ) -> SamplingParams:
-    """The request's parameters; ``more`` are set by the route. Raises ``ApiError`` naming the field."""
+    """The request's parameters; ``more`` are set by the route.
+
+    Raises ``ApiError`` naming the field, or ``InvalidRequestError`` naming the parameter (see ``named``).
+    """
     check_known(request)
     values = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     values |= {name: value for name, value in more.items() if value is not None}
@@ -110,10 +115,18 @@ def sampling_params(
         values["num_speculative_tokens"] = cap
     if (text := predicted_text(request)) is not None:
         values["prediction"] = text
+    return SamplingParams(**values)
+
+
+@contextmanager
+def named(**names: str) -> Iterator[None]:
+    """Errors that name a sampling parameter name the request's field instead, where that is called otherwise."""
     try:
-        return SamplingParams(**values)
+        yield
     except InvalidRequestError as error:
-        raise ApiError(400, str(error), param=(error.param or "").split(".")[0] or None) from None
+        parameter = (error.param or "").split(".")[0]
+        message = str(error).removeprefix("sampling parameter ")
+        raise bad_request(message, names.get(parameter, parameter) or None) from None
 
 
 def predicted_text(request: GenerationRequest) -> str | None:
@@ -140,7 +153,12 @@ def structured_outputs(request: GenerationRequest) -> StructuredOutputs | None:
         raise bad_request(
             "response_format.json_schema is required with type json_schema", "response_format.json_schema"
         )
-    return StructuredOutputs(json=wanted.json_schema.json_schema)
+    return StructuredOutputs(json_schema=wanted.json_schema.json_schema)
+
+
+def format_field(request: GenerationRequest) -> str:
+    """The field that says what the answer must be."""
+    return "structured_outputs" if request.structured_outputs is not None else "response_format"
 
 
 def draft_cap(wanted: str | dict[str, Any] | None, speculative: SpeculativeConfig, drafter: str | None) -> int | None:

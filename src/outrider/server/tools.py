@@ -103,7 +103,7 @@ def _call_schema(style: ToolStyle, tool: Tool) -> dict[str, Any]:
     arguments = "arguments" if style == "hermes" else "parameters"
     schema: dict[str, Any] = tool.function.parameters or {"type": "object"}
     # References inside the tool's own schema are to its own root.
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    definitions: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     inner = {key: value for key, value in schema.items() if key not in definitions}
     return {
         "type": "object",
