@@ -6,8 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from starlette.middleware.cors import CORSMiddleware
 
 from outrider import __version__
@@ -53,6 +55,7 @@ def create_app(
     # The usual pages about the API fetch their scripts from elsewhere; the document itself is at /openapi.json.
     app = FastAPI(title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.serving = serving
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     for part in (chat, completions, info):
         app.include_router(part.router)
     install_handlers(app)
@@ -67,3 +70,16 @@ def create_app(
         )
     app.add_middleware(Gate)
     return app
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, without the framework's own errors, which are answered as 400 here."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(name, None)
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -82,7 +82,7 @@ def _many(prompt: Prompt) -> Sequence[str | list[int]]:
     if not prompt:
         raise bad_request("prompt is an empty list; give at least one token", "prompt")
     if isinstance(prompt[0], int):
-        return [cast("list[int]", prompt)]
+        return [prompt]
     return cast("list[str | list[int]]", prompt)
 
 

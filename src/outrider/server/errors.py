@@ -124,17 +124,18 @@ def _http_error(error: HTTPException) -> ApiError:
 
 
 def validation_error(problems: Sequence[Any], body: Any) -> ApiError:
-    """The first problem that pydantic found, by the field's place in ``body``."""
-    first = problems[0]
+    """The problem that pydantic found deepest in ``body``, which is what the client meant where types were tried."""
+    paths = [field_path(each["loc"][1:], body, missing=each["type"] == "missing") for each in problems]
+    param = max(paths, key=lambda path: 0 if path is None else 1 + path.count(".") + path.count("["))
+    first = problems[paths.index(param)]
     kind, given = first["type"], first.get("input")
-    param = field_path(first["loc"][1:], body, missing=kind == "missing")
     if kind == "json_invalid":
         return bad_request("the body is not valid JSON; send a JSON object in UTF-8", "body")
     if param is None:
         return bad_request("the body must be a JSON object; send it with Content-Type: application/json", "body")
     if kind == "missing":
         return bad_request(f"{param} is required", param)
-    same_place = [each for each in problems if field_path(each["loc"][1:], body) == param]
+    same_place = [each for each, path in zip(problems, paths, strict=True) if path == param]
     reasons = " or ".join(dict.fromkeys(_lower(each["msg"].removeprefix("Value error, ")) for each in same_place))
     shown = repr(given)
     shown = shown if len(shown) <= 80 else shown[:80] + "…"

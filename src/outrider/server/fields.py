@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from outrider.errors import InvalidRequestError
-from outrider.sampling_params import SamplingParams, StructuredOutputs
+from outrider.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams, StructuredOutputs
 from outrider.server.errors import bad_request
 from outrider.server.schemas import GenerationRequest
 
@@ -115,6 +115,12 @@ def sampling_params(
         values["num_speculative_tokens"] = cap
     if (text := predicted_text(request)) is not None:
         values["prediction"] = text
+    if (request.min_tokens or 0) > (limit := values.get("max_tokens", DEFAULT_MAX_TOKENS)):
+        raise bad_request(f"min_tokens={request.min_tokens} is above the {limit} tokens that may come", "min_tokens")
+    if request.ignore_eos and values.get("structured_outputs") is not None:
+        raise bad_request(
+            "ignore_eos can not be set where the answer's form is given, which says its end", "ignore_eos"
+        )
     return SamplingParams(**values)
 
 
