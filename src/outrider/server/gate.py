@@ -143,7 +143,7 @@ class Guard:
 
 def is_open(path: str, folders: Sequence[str] = OPEN_FOLDERS) -> bool:
     """True if ``path`` needs no key."""
-    return path in OPEN_PATHS or path.startswith(tuple(folders))
+    return path in OPEN_PATHS or (path.startswith(tuple(folders)) and ".." not in path)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
