@@ -125,6 +125,7 @@ class SamplingParams(Strict):
     prompt_logprobs  the same for the prompt, always of the model's own law
     logprobs_mode ``raw``: of the model's own law; ``processed``: of the law that the token was drawn from (greedy
                   requests: of the edited logits at temperature 1)
+    token_details tell of each token how it was made: step, probabilities of target and draft, what it replaced
     num_speculative_tokens  a cap on the drafted tokens per step of this request; 0 turns speculation off
     prediction    what the answer will probably be, text or token ids: drafted from, never a part of the law
     """
@@ -156,6 +157,7 @@ class SamplingParams(Strict):
     logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     logprobs_mode: LogprobsMode = "raw"
+    token_details: bool = False
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
     prediction: str | tuple[TokenId, ...] | None = None
 

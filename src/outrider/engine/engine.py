@@ -199,6 +199,7 @@ class Engine:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             logprobs=None if request.params.logprobs is None else tuple(request.logprobs),
+            details=tuple(request.details) if request.params.token_details else None,
         )
         if request.finished:
             del self._requests[request_id], self._detokenizers[request_id]
@@ -231,6 +232,11 @@ class Engine:
             may_stop=request.num_output_tokens + 1 >= request.params.min_tokens,
         )
 
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself."""
+        stream = self._new_stream()
+        return stream.step(token_id) + stream.finish()
+
     def piece(self, request: Request, appended: int) -> StreamPiece:
         """What the last ``appended`` tokens of ``request`` added; closes its text if it has ended."""
         if request.finished:
@@ -244,6 +250,7 @@ class Engine:
             sources=tuple(request.sources[first:]),
             finish_reason=request.finish_reason,
             logprobs=None if request.params.logprobs is None else tuple(request.logprobs[first:]),
+            details=tuple(request.details[first:]) if request.params.token_details else None,
         )
 
     def fail(self, request: Request, problem: str) -> tuple[Request, StreamPiece]:
