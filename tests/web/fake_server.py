@@ -39,7 +39,7 @@ def canned_tokens(*, speculation: bool, count: int = 48) -> list[list[dict[str, 
                 "position": len(steps[-1]),
                 "target_prob": 0.8123,
                 "draft_prob": 0.9 if accepted else None,
-                "acceptance_prob": 0.9025 if accepted else None,
+                "acceptance_prob": 0.9023 if accepted else None,
                 "rejected": rejected if source == "recovered" else None,
             }
         )

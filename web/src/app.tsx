@@ -228,7 +228,7 @@ export function App() {
           requestAnimationFrame(() => keyField.current?.focus());
         }}
       />
-      <main class="page">
+      <main class="page" aria-busy={busy}>
         <div class="work" id="work" role="tabpanel" aria-labelledby={`tab-${view}`}>
           {empty && (
             <section class="card welcome">

@@ -35,6 +35,9 @@ export function Lanes({ on, off, children }: { on: Run; off: Run; children?: Com
             <strong>{times.toFixed(2)}×</strong> the tokens per second
           </span>
         )}
+        <span class="muted">
+          temperature {on.settings.temperature || "default"}, seed {on.settings.seed}
+        </span>
         {children}
       </div>
       <div class="lanes">

@@ -134,8 +134,8 @@ export function acceptanceByPosition(tokens: Token[]): number[] {
   return accepted.map((count) => count / drafted);
 }
 
-/** Seconds, and tokens per second over the second before. */
-export function rateOverTime(tokens: Token[], window = 1000): [number[], number[]] {
+/** Seconds, and tokens per second over the second before; a rate over less than `least` ms would say nothing. */
+export function rateOverTime(tokens: Token[], window = 1000, least = 250): [number[], number[]] {
   const times: number[] = [];
   const rates: number[] = [];
   if (!tokens.length) return [times, rates];
@@ -145,6 +145,7 @@ export function rateOverTime(tokens: Token[], window = 1000): [number[], number[
     const at = tokens[index]!.at;
     if (tokens[index + 1]?.at === at || at === first) continue;
     const from = Math.max(first, at - window);
+    if (at - from < least && index < tokens.length - 1) continue;
     while (tokens[oldest]!.at <= from) oldest += 1;
     times.push((at - first) / 1000);
     rates.push((1000 * (index - oldest + 1)) / (at - from));

@@ -39,7 +39,7 @@ export function SettingsCard({ settings, apiKey, server, keyField, onChange, onK
   const number = { type: "number", inputMode: "decimal" };
   const methods = (server?.methods ?? []).filter((method) => method !== "off");
   return (
-    <div class="settings">
+    <form class="settings" onSubmit={(event) => event.preventDefault()}>
       <div class="fields">
         <label class="field">
           <span>Drafter</span>
@@ -48,7 +48,7 @@ export function SettingsCard({ settings, apiKey, server, keyField, onChange, onK
             value={settings.method}
             onChange={(event) => onChange({ ...settings, method: event.currentTarget.value })}
           >
-            <option value="">server’s choice</option>
+            <option value="">default</option>
             {methods.map((method) => (
               <option key={method} value={method}>
                 {method}
@@ -57,10 +57,10 @@ export function SettingsCard({ settings, apiKey, server, keyField, onChange, onK
             <option value="off">off</option>
           </select>
         </label>
-        {field("k", "K, drafts per pass", server?.k == null ? "server’s choice" : `server’s: ${server.k}`, {
+        {field("k", "Drafts per pass, K", server?.k == null ? "default" : `default: ${server.k}`, {
           ...number,
           min: 0,
-          max: 64,
+          max: server?.k ?? 64,
           step: 1,
           disabled: settings.method === "off",
         })}
@@ -74,7 +74,7 @@ export function SettingsCard({ settings, apiKey, server, keyField, onChange, onK
           <span>System message</span>
           <textarea
             name="system"
-            rows={2}
+            rows={1}
             value={settings.system}
             onInput={(event) => onChange({ ...settings, system: event.currentTarget.value })}
           />
@@ -87,12 +87,11 @@ export function SettingsCard({ settings, apiKey, server, keyField, onChange, onK
           type="password"
           name="key"
           value={apiKey}
-          placeholder="if the server asks for one"
+          placeholder="kept in memory only"
           autocomplete="off"
           onInput={(event) => onKey(event.currentTarget.value)}
         />
-        <small class="muted">Kept in this page’s memory only; gone when you reload.</small>
       </label>
-    </div>
+    </form>
   );
 }
