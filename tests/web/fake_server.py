@@ -53,6 +53,7 @@ class FakeServer:
     """``requests`` are the bodies it got; the other fields say how it answers, and may be changed at any time."""
 
     speculation: str = "ngram, K = 4"
+    chat: bool = True
     key: str | None = None
     refusal: tuple[int, dict[str, Any]] | None = None
     cut_after: int | None = None
@@ -66,7 +67,6 @@ class FakeServer:
     def app(self) -> Starlette:
         app = Starlette()
         app.add_route("/v1/models", self._models)
-        app.add_route("/version", self._version)
         app.add_route("/v1/chat/completions", self._complete, methods=["POST"])
         app.add_route("/v1/completions", self._complete, methods=["POST"])
         mount_playground(app)
@@ -78,11 +78,13 @@ class FakeServer:
         return JSONResponse({"error": {"message": "a valid API key is required"}}, 401)
 
     async def _models(self, request: Request) -> Response:
-        return self._locked(request) or JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
-    async def _version(self, request: Request) -> Response:
-        told = {"methods": ["ngram"], "num_speculative_tokens": 4}
-        return JSONResponse({"version": "0", "speculation": self.speculation, "speculative_decoding": told})
+        told = {
+            "description": self.speculation,
+            "methods": ["auto", "off", "ngram"],
+            "num_speculative_tokens": 4,
+        }
+        entry = {"id": MODEL, "object": "model", "chat": self.chat, "speculation": told}
+        return self._locked(request) or JSONResponse({"object": "list", "data": [entry]})
 
     async def _complete(self, request: Request) -> Response:
         body = await request.json()
@@ -96,6 +98,7 @@ class FakeServer:
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[str]:
         speculation = body.get("speculative_config") != "off"
         steps = canned_tokens(speculation=speculation, count=min(48, body.get("max_tokens") or 48))
+        told = self.speculation if speculation else "inactive: num_speculative_tokens=0 in this request"
         self.open_streams += 1
         try:
             for number, details in enumerate(steps):
@@ -113,7 +116,8 @@ class FakeServer:
                 choice |= {"delta": {"content": text}} if "messages" in body else {"text": text}
                 if number == len(steps) - 1:
                     choice["finish_reason"] = "length"
-                yield f"data: {json.dumps({'choices': [choice]})}\n\n: ping\n\n"
+                last = {"metrics": {"speculation": told}} if number == len(steps) - 1 else {}
+                yield f"data: {json.dumps({'choices': [choice]} | last)}\n\n: ping\n\n"
                 await asyncio.sleep(self.pause)
             yield "data: [DONE]\n\n"
         finally:

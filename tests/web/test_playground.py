@@ -108,6 +108,15 @@ def test_a_second_message_carries_the_conversation_and_settings_are_sent(page: P
     assert "seed" not in sent
 
 
+def test_a_model_without_a_chat_template_completes(page: Page, fake: FakeServer) -> None:
+    fake.chat = False
+    opened(page, fake)
+    page.wait_for_selector("#tab-completion[aria-selected=true]")
+    assert page.locator("#tab-chat").is_disabled()
+    race(page)
+    assert [sent["prompt"] for sent in fake.requests] == ["Run.", "Run."]
+
+
 def test_a_completion_is_sent_as_a_prompt(page: Page, fake: FakeServer) -> None:
     opened(page, fake)
     page.click("#tab-completion")
@@ -191,6 +200,7 @@ def test_figures_are_those_of_the_run(page: Page, fake: FakeServer) -> None:
 def test_a_race_ends_with_an_identical_badge_and_can_be_replayed(page: Page, fake: FakeServer) -> None:
     race(opened(page, fake))
     assert page.inner_text(".verdict") == "✓ Identical: all 48 tokens"
+    assert "inactive because num_speculative_tokens=0" in page.locator(".lane").last.inner_text()
     first, second = fake.requests
     assert second["speculative_config"] == "off"
     assert (first["seed"], first["messages"]) == (second["seed"], second["messages"])

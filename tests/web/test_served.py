@@ -31,9 +31,9 @@ def built(tmp_path: Path) -> TestClient:
     ("path", "kind"),
     [
         ("/", "text/html"),
-        ("/playground/app.js", "text/javascript"),
-        ("/playground/app.css", "text/css"),
-        ("/playground/favicon.svg", "image/svg+xml"),
+        ("/assets/app.js", "text/javascript"),
+        ("/assets/app.css", "text/css"),
+        ("/assets/favicon.svg", "image/svg+xml"),
     ],
 )
 def test_the_pages_files_come_with_a_strict_policy(built: TestClient, path: str, kind: str) -> None:
@@ -52,18 +52,18 @@ def test_the_pages_files_come_with_a_strict_policy(built: TestClient, path: str,
 @pytest.mark.parametrize(
     "path",
     [
-        "/playground/",
-        "/playground/index.html/",
-        "/playground/notes.txt",
-        "/playground/.env",
-        "/playground/../secret.js",
-        "/playground/%2e%2e/secret.js",
-        "/playground/..%2fsecret.js",
-        "/playground/..%5csecret.js",
-        "/playground//etc/passwd",
-        "/playground/%2fetc%2fpasswd",
-        "/playground/app.js%00.txt",
-        "/playground/app.js/../../secret.js",
+        "/assets/",
+        "/assets/index.html/",
+        "/assets/notes.txt",
+        "/assets/.env",
+        "/assets/../secret.js",
+        "/assets/%2e%2e/secret.js",
+        "/assets/..%2fsecret.js",
+        "/assets/..%5csecret.js",
+        "/assets//etc/passwd",
+        "/assets/%2fetc%2fpasswd",
+        "/assets/app.js%00.txt",
+        "/assets/app.js/../../secret.js",
         "/secret.js",
     ],
 )
@@ -80,4 +80,4 @@ def test_without_a_build_the_page_says_how_to_make_one(tmp_path: Path) -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")
     assert "make web" in answer.text
-    assert unbuilt.get("/playground/app.js").status_code == 404
+    assert unbuilt.get("/assets/app.js").status_code == 404

@@ -4,7 +4,8 @@ import type { Problem, Prompt, Settings, TokenDetail } from "./model";
 
 export interface Server {
   model: string;
-  version: string;
+  /** Whether the model has a chat template. */
+  chat: boolean;
   speculation: string;
   /** The drafters that a request may choose from; empty if it may not. */
   methods: string[];
@@ -20,18 +21,18 @@ export class RequestError extends Error {
 const headers = (key: string): Record<string, string> => (key ? { Authorization: `Bearer ${key}` } : {});
 
 export async function describeServer(key: string): Promise<Server> {
-  const [models, version] = await Promise.all([getJson("v1/models", key), getJson("version", key)]);
+  const models = await getJson("v1/models", key);
   const model = models.data?.[0];
   if (!model?.id) {
     throw new RequestError({ title: "The server offers no model", detail: "/v1/models has an empty list." });
   }
-  const speculative = { ...version.speculative_decoding, ...model.speculative_decoding };
+  const speculation = model.speculation ?? {};
   return {
     model: model.id,
-    version: version.version ?? "",
-    speculation: model.speculation ?? version.speculation ?? speculative.speculation ?? "",
-    methods: speculative.methods ?? [],
-    k: speculative.num_speculative_tokens ?? null,
+    chat: model.chat !== false,
+    speculation: speculation.description ?? "",
+    methods: (speculation.methods ?? []).filter((method: string) => method !== "auto" && method !== "off"),
+    k: speculation.num_speculative_tokens ?? null,
   };
 }
 
@@ -136,7 +137,7 @@ export async function* stream(
     yield {
       details: choice?.token_details ?? [],
       finish: choice?.finish_reason ?? null,
-      speculation: parsed.metrics?.speculation ?? parsed.metrics?.speculative_decoding?.speculation ?? null,
+      speculation: parsed.metrics?.speculation ?? null,
     };
   }
   throw cut();

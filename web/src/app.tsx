@@ -71,6 +71,7 @@ export function App() {
       const found = await describeServer(apiKey);
       setServer(found);
       setTrouble(null);
+      if (!found.chat) setView((now) => (now === "chat" ? "completion" : now));
       return found;
     } catch (error) {
       setServer(null);
@@ -139,7 +140,7 @@ export function App() {
       const shared = { ...settings, seed };
       const method = settings.method === "off" ? "" : settings.method;
       const on = { ...shared, method, k: Number(settings.k) === 0 ? "" : settings.k };
-      const prompt = promptOf(said, [], "chat");
+      const prompt = promptOf(said, [], found.chat ? "chat" : "completion");
       const pending = (name: string): Run => ({
         name, model: found.model, prompt, settings: shared, tokens: [], status: "running", finish: null,
         problem: null, speculation: "", started: new Date().toISOString(), elapsed: 0,
@@ -209,7 +210,8 @@ export function App() {
               aria-selected={view === each}
               aria-controls="work"
               tabIndex={view === each ? 0 : -1}
-              disabled={busy && view !== each}
+              disabled={(busy && view !== each) || (each === "chat" && server?.chat === false)}
+              title={each === "chat" && server?.chat === false ? "This model has no chat template" : undefined}
               onClick={() => open(each)}
             >
               {NAMES[each]}

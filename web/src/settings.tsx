@@ -37,7 +37,6 @@ export function SettingsCard({ settings, apiKey, server, keyField, onChange, onK
     </label>
   );
   const number = { type: "number", inputMode: "decimal" };
-  const methods = (server?.methods ?? []).filter((method) => method !== "off");
   return (
     <form class="settings" onSubmit={(event) => event.preventDefault()}>
       <div class="fields">
@@ -49,7 +48,7 @@ export function SettingsCard({ settings, apiKey, server, keyField, onChange, onK
             onChange={(event) => onChange({ ...settings, method: event.currentTarget.value })}
           >
             <option value="">default</option>
-            {methods.map((method) => (
+            {server?.methods.map((method) => (
               <option key={method} value={method}>
                 {method}
               </option>
@@ -57,10 +56,10 @@ export function SettingsCard({ settings, apiKey, server, keyField, onChange, onK
             <option value="off">off</option>
           </select>
         </label>
-        {field("k", "Drafts per pass, K", server?.k == null ? "default" : `default: ${server.k}`, {
+        {field("k", "Drafts per pass, K", !server?.k ? "default" : `default: ${server.k}`, {
           ...number,
           min: 0,
-          max: server?.k ?? 64,
+          max: server?.k || 64,
           step: 1,
           disabled: settings.method === "off",
         })}

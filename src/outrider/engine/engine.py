@@ -233,8 +233,8 @@ class Engine:
         )
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token by itself."""
-        stream = self._new_stream()
+        """The text of one token by itself, control tokens too."""
+        stream = self._new_stream(False)
         return stream.step(token_id) + stream.finish()
 
     def piece(self, request: Request, appended: int) -> StreamPiece:

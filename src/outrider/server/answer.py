@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from outrider.engine.async_engine import Answers
-from outrider.outputs import RequestOutput, SpecDecodeStats, StreamPiece
+from outrider.outputs import CompletionOutput, RequestOutput, SpecDecodeStats, StreamPiece
 from outrider.server.errors import ApiError, api_error, json_response
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,9 @@ class Reply:
         if (error := self._failure()) is not None:
             raise error
         self.counts.completion_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        choices = [self.form.choice(index, output) for index, output in enumerate(outputs)]
+        choices = [
+            self.form.choice(index, output) | _details(output.outputs[0]) for index, output in enumerate(outputs)
+        ]
         body = self._envelope(self.form.object_name, choices)
         body["usage"] = self.counts.usage(outputs if self.options.predicted else None)
         return json_response(body | self.form.root(outputs) | self._metrics())
@@ -127,7 +129,7 @@ class Reply:
             if piece.finish_reason == "error":
                 break
             self.counts.completion_tokens += len(piece.token_ids)
-            last = self._envelope(self.form.chunk_name, [self.form.chunk_choice(index, piece)])
+            last = self._envelope(self.form.chunk_name, [self.form.chunk_choice(index, piece) | _details(piece)])
             if options.include_usage or options.continuous_usage:
                 last["usage"] = self.counts.usage() if options.continuous_usage else None
             if not self.answers.finished:
@@ -167,6 +169,14 @@ class Reply:
                 status = 500 if self.answers.refusing is None else 503
                 return ApiError(status, f"the request failed: {output.error}", code="request_failed")
         return None
+
+
+def _details(tokens: CompletionOutput | StreamPiece) -> dict[str, Any]:
+    """``token_details`` of a choice, if they were asked for."""
+    if tokens.details is None:
+        return {}
+    told = zip(tokens.details, tokens.token_texts, strict=True)
+    return {"token_details": [detail.to_dict(text) for detail, text in told]}
 
 
 class EventStream(Response):

@@ -20,6 +20,7 @@ from outrider.server.errors import install_handlers
 from outrider.server.gate import Gate, Guard
 from outrider.server.serving import Serving
 from outrider.server.settings import ServerSettings
+from outrider.server.web import mount_playground
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def create_app(
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     for part in (chat, completions, info):
         app.include_router(part.router)
+    mount_playground(app)
     install_handlers(app)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_origins:

@@ -53,6 +53,8 @@ def _jobs(ready: Ready, body: CompletionRequest) -> tuple[list[_PromptText], lis
         raise bad_request("echo with logprobs can not be streamed; leave stream out", "echo")
     if body.max_tokens == 0 and not body.echo:
         raise bad_request("max_tokens=0 needs echo=true, which gives the prompt back", "max_tokens")
+    if body.max_tokens == 0 and body.token_details:
+        raise bad_request("max_tokens=0 makes no token that token_details could tell of", "token_details")
     if body.max_tokens == 0 and body.stream:
         raise bad_request("max_tokens=0 can not be streamed; leave stream out", "max_tokens")
     wants_prompt = body.echo and body.logprobs is not None

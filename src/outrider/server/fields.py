@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 _SAME = [
     "max_tokens",
+    "token_details",
     "temperature",
     "top_p",
     "top_k",

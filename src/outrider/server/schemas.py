@@ -164,6 +164,7 @@ class GenerationRequest(Fields):
     return_token_ids: bool | None = None
     speculative_config: str | dict[str, Any] | None = None
     detailed_metrics: bool | None = None
+    token_details: bool | None = None
 
 
 class ChatCompletionRequest(GenerationRequest):

@@ -37,7 +37,7 @@ The API does not need it: POST /v1/chat/completions, /v1/completions, GET /v1/mo
 
 
 def mount_playground(app: Starlette, dist: Path = DIST) -> None:
-    """Answer ``/`` with the page, and ``/playground/NAME`` with the files it loads; both without an API key.
+    """Answer ``/`` with the page, and ``/assets/NAME`` with the files it loads; both without an API key.
 
     A page that is not built answers 200 with how to build it, and its files 404.
     """
@@ -59,4 +59,4 @@ def mount_playground(app: Starlette, dist: Path = DIST) -> None:
         return PlainTextResponse("no such file\n", 404, headers=_HEADERS)
 
     app.add_route("/", page, include_in_schema=False)
-    app.add_route("/playground/{name:path}", asset, include_in_schema=False)
+    app.add_route("/assets/{name:path}", asset, include_in_schema=False)
