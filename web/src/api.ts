@@ -75,7 +75,7 @@ async function refusal(response: Response): Promise<Problem> {
     413: "The request is too large",
     422: "The server refused this request",
     429: "The server has too many requests waiting",
-    503: "The server is not ready",
+    503: "The server is not ready yet",
   };
   const hint = status === 401 ? "Enter the key the server was started with under Settings." : "";
   const wait = after && (status === 429 || status === 503) ? `Try again in ${after} s.` : "";

@@ -5,31 +5,12 @@ import { describeServer, RequestError, type Server } from "./api";
 import { save } from "./export";
 import { Inspector } from "./inspect";
 import { Lanes } from "./lanes";
-import { speculationNote, summarise, textOf, type Message, type Problem, type Prompt, type Run } from "./model";
+import { textOf, type Message, type Problem, type Prompt, type Run } from "./model";
+import { Announcer, Banner, TurnCard, type Turn } from "./parts";
 import { start, type Job } from "./runner";
 import { DEFAULTS, SettingsCard } from "./settings";
-import { Legend, Tokens } from "./tokens";
-
-const VIEWS = ["chat", "completion", "race"] as const;
-type View = (typeof VIEWS)[number];
-const NAMES: Record<View, string> = { chat: "Chat", completion: "Completion", race: "Race" };
-
-const EXAMPLES: Record<View, string[]> = {
-  chat: [
-    "Write a Python function that checks whether a word is a palindrome, then repeat it with type hints.",
-    "List the days of the week twice, one per line.",
-  ],
-  completion: ["The capital of France is", "def fibonacci(n):\n    "],
-  race: [
-    "Write a Python class Stack with push, pop and peek, then write it once more with docstrings.",
-    "Count from one to thirty in words.",
-  ],
-};
-
-interface Turn {
-  said: string;
-  run: Run;
-}
+import { Legend } from "./tokens";
+import { NAMES, VIEWS, Welcome, type View } from "./views";
 
 interface Race {
   on: Run;
@@ -89,6 +70,13 @@ export function App() {
     const timer = setTimeout(() => void connect(), apiKey ? 400 : 0);
     return () => clearTimeout(timer);
   }, [connect]);
+
+  const loading = trouble?.status === 503;
+  useEffect(() => {
+    if (!loading) return;
+    const timer = setInterval(() => void connect(), 1000);
+    return () => clearInterval(timer);
+  }, [loading, connect]);
 
   const promptOf = (said: string, before: Turn[], kind: Prompt["kind"]): Prompt => {
     if (kind === "completion") return { kind, text: said };
@@ -195,6 +183,57 @@ export function App() {
   const off = settings.method === "off" || (settings.k.trim() !== "" && Number(settings.k) === 0);
   const empty = view === "race" ? race === null : shownTurns.length === 0;
 
+  const form = (
+    <form
+      key={view}
+      class={view === "race" ? "composer card" : "composer card bottom"}
+      onSubmit={(event) => {
+        event.preventDefault();
+        if (!busy) submit();
+      }}
+    >
+      <label class="visually-hidden" for="prompt">
+        {view === "completion" ? "Text to complete" : "Message"}
+      </label>
+      <textarea
+        id="prompt"
+        ref={composer}
+        rows={view === "completion" ? 4 : 2}
+        value={drafts[view]}
+        placeholder={view === "completion" ? "Text to complete" : "Message"}
+        onInput={(event) => setDrafts((all) => ({ ...all, [view]: event.currentTarget.value }))}
+        onKeyDown={(event) => {
+          if (event.key === "Enter" && !event.shiftKey && !event.isComposing && view !== "completion") {
+            event.preventDefault();
+            if (!busy) submit();
+          }
+        }}
+      />
+      <div class="composer-row">
+        <span class="muted hint">
+          {view === "completion" ? "Enter makes a new line" : "Enter sends, Shift+Enter makes a new line"}
+        </span>
+        <label class="check">
+          <input type="checkbox" checked={marks} onChange={(event) => setMarks(event.currentTarget.checked)} /> Marks
+        </label>
+        {!empty && (
+          <button type="button" class="quiet" disabled={busy} onClick={clear}>
+            Clear
+          </button>
+        )}
+        {busy ? (
+          <button type="button" class="primary stop" onClick={stop}>
+            Stop
+          </button>
+        ) : (
+          <button type="submit" class="primary" disabled={!drafts[view].trim()}>
+            {view === "race" ? "Race" : view === "chat" ? "Send" : "Complete"}
+          </button>
+        )}
+      </div>
+    </form>
+  );
+
   return (
     <>
       <header class="top">
@@ -232,27 +271,15 @@ export function App() {
       />
       <main class="page" aria-busy={busy}>
         <div class="work" id="work" role="tabpanel" aria-labelledby={`tab-${view}`}>
+          {view === "race" && form}
           {empty && (
-            <section class="card welcome">
-              <h2>{WELCOME[view].title}</h2>
-              <p class="muted">{WELCOME[view].text}</p>
-              <Legend />
-              <div class="examples">
-                {EXAMPLES[view].map((example) => (
-                  <button
-                    key={example}
-                    type="button"
-                    class="example"
-                    onClick={() => {
-                      setDrafts((all) => ({ ...all, [view]: example }));
-                      composer.current?.focus();
-                    }}
-                  >
-                    {example}
-                  </button>
-                ))}
-              </div>
-            </section>
+            <Welcome
+              view={view}
+              onExample={(example) => {
+                setDrafts((all) => ({ ...all, [view]: example }));
+                composer.current?.focus();
+              }}
+            />
           )}
           {shownTurns.map((turn, index) => (
             <TurnCard
@@ -272,59 +299,13 @@ export function App() {
             />
           ))}
           {view === "race" && race && (
-            <Lanes on={race.on} off={race.off}>
+            <Lanes on={race.on} off={race.off} marks={marks}>
               <button type="button" class="quiet" disabled={busy} onClick={() => save([race.on, race.off])}>
                 Export HTML
               </button>
             </Lanes>
           )}
-          <form
-            class="composer card"
-            onSubmit={(event) => {
-              event.preventDefault();
-              if (!busy) submit();
-            }}
-          >
-            <label class="visually-hidden" for="prompt">
-              {view === "completion" ? "Text to complete" : "Message"}
-            </label>
-            <textarea
-              id="prompt"
-              ref={composer}
-              rows={view === "completion" ? 4 : 2}
-              value={drafts[view]}
-              placeholder={view === "completion" ? "Text to complete" : "Message"}
-              onInput={(event) => setDrafts((all) => ({ ...all, [view]: event.currentTarget.value }))}
-              onKeyDown={(event) => {
-                if (event.key === "Enter" && !event.shiftKey && !event.isComposing && view !== "completion") {
-                  event.preventDefault();
-                  if (!busy) submit();
-                }
-              }}
-            />
-            <div class="composer-row">
-              <span class="muted hint">
-                {view === "completion" ? "Enter makes a new line" : "Enter sends, Shift+Enter makes a new line"}
-              </span>
-              <label class="check">
-                <input type="checkbox" checked={marks} onChange={(event) => setMarks(event.currentTarget.checked)} /> Marks
-              </label>
-              {!empty && (
-                <button type="button" class="quiet" disabled={busy} onClick={clear}>
-                  Clear
-                </button>
-              )}
-              {busy ? (
-                <button type="button" class="primary stop" onClick={stop}>
-                  Stop
-                </button>
-              ) : (
-                <button type="submit" class="primary" disabled={!drafts[view].trim()}>
-                  {view === "race" ? "Race" : view === "chat" ? "Send" : "Complete"}
-                </button>
-              )}
-            </div>
-          </form>
+          {view !== "race" && form}
           {!empty && <Legend />}
           <Announcer run={view === "race" ? null : latest} busy={busy} />
         </div>
@@ -363,25 +344,6 @@ export function App() {
   );
 }
 
-const WELCOME: Record<View, { title: string; text: string }> = {
-  chat: {
-    title: "See each token being made",
-    text:
-      "Something cheap drafts a few tokens, and the model checks them all in one pass. Every token of the answer is " +
-      "marked by how it came about; point at one to see how probable it was, and what it replaced.",
-  },
-  completion: {
-    title: "Continue a text",
-    text: "The model goes on from exactly what you write, without a chat template.",
-  },
-  race: {
-    title: "The same prompt and seed, with speculation on and off",
-    text:
-      "The lanes run one after the other, so that neither slows the other down. Then both can be replayed side by " +
-      "side at their real speed. The tokens must be the same; only the time may differ.",
-  },
-};
-
 function tabKeys(event: KeyboardEvent, view: View, open: (view: View) => void): void {
   const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
   if (!step) return;
@@ -391,113 +353,4 @@ function tabKeys(event: KeyboardEvent, view: View, open: (view: View) => void): 
   if (button.disabled) return;
   open(next);
   button.focus();
-}
-
-function Banner({ server, speculation, off, trouble, onRetry, onKey }: {
-  server: Server | null;
-  speculation: string;
-  off: boolean;
-  trouble: Problem | null;
-  onRetry: () => void;
-  onKey: () => void;
-}) {
-  if (trouble) {
-    return (
-      <div class="banner bad" role="alert">
-        <span>
-          <strong>{trouble.title}.</strong> {trouble.detail}
-        </span>
-        {trouble.status === 401 && (
-          <button type="button" onClick={onKey}>
-            Enter key
-          </button>
-        )}
-        <button type="button" onClick={onRetry}>
-          Try again
-        </button>
-      </div>
-    );
-  }
-  if (!server) return <div class="banner">Asking the server what it is …</div>;
-  if (off) {
-    return <Note active={false} text="speculation is turned off in the settings here" />;
-  }
-  return speculation ? <Note {...speculationNote(speculation)} /> : <div class="banner">Ready: {server.model}</div>;
-}
-
-function Note({ active, text }: { active: boolean; text: string }) {
-  return (
-    <div class={active ? "banner good" : "banner off"} role="status">
-      <span class="dot" aria-hidden="true" />
-      <span>
-        {active ? "Speculation active: " : "Speculation inactive because "}
-        <strong>{text}</strong>
-      </span>
-    </div>
-  );
-}
-
-function TurnCard({ turn, kind, cut, marks, chosen, several, last, onChoose, onRetry }: {
-  turn: Turn;
-  kind: Prompt["kind"];
-  cut: number | null;
-  marks: boolean;
-  chosen: boolean;
-  several: boolean;
-  last: boolean;
-  onChoose: () => void;
-  onRetry: () => void;
-}) {
-  const { run, said } = turn;
-  const tokens = cut === null ? run.tokens : run.tokens.filter((token) => token.step <= cut);
-  return (
-    <section class={several && chosen ? "card turn-card chosen" : "card turn-card"} aria-label={kind === "chat" ? "Turn" : "Completion"}>
-      <div class="turn">
-        <span class="who">{kind === "chat" ? "You" : "Text"}</span>
-        <p class="said">{said}</p>
-      </div>
-      <div class="turn">
-        <span class="who">{kind === "chat" ? "Model" : "Continued"}</span>
-        <Tokens
-          tokens={tokens}
-          label={kind === "chat" ? "Answer" : "Continuation"}
-          marks={marks}
-          cursor={run.status === "running" && cut === null}
-        />
-      </div>
-      {run.status === "stopped" && <p class="muted">Stopped.</p>}
-      {run.problem && (
-        <div class="problem" role="alert">
-          <span>
-            <strong>{run.problem.title}.</strong> {run.problem.detail}
-          </span>
-          {last && (
-            <button type="button" onClick={onRetry}>
-              Try again
-            </button>
-          )}
-        </div>
-      )}
-      {several && !chosen && (
-        <button type="button" class="quiet" onClick={onChoose}>
-          Inspect
-        </button>
-      )}
-    </section>
-  );
-}
-
-/** What a screen reader is told: the beginning and the end of a run, not each token. */
-function Announcer({ run, busy }: { run: Run | null; busy: boolean }) {
-  let text = "";
-  if (busy) text = "Generating";
-  else if (run?.status === "done") {
-    const { tokens, tokens_per_second: rate } = summarise(run.tokens);
-    text = `Done: ${tokens} tokens${rate === null ? "" : ` at ${rate.toFixed(0)} tokens per second`}`;
-  } else if (run?.status === "stopped") text = "Stopped";
-  return (
-    <p class="visually-hidden" role="status">
-      {text}
-    </p>
-  );
 }

@@ -7,7 +7,12 @@ import { SameBadge, Scrubber, speedup } from "./inspect";
 import { acceptanceByPosition, compare, decimal, rateOverTime, speculationNote, summarise, type Run } from "./model";
 import { Tokens } from "./tokens";
 
-export function Lanes({ on, off, children }: { on: Run; off: Run; children?: ComponentChildren }) {
+export function Lanes({ on, off, marks = true, children }: {
+  on: Run;
+  off: Run;
+  marks?: boolean;
+  children?: ComponentChildren;
+}) {
   const [time, setTime] = useState<number | null>(null);
   const over = on.status !== "running" && off.status !== "running";
   const max = Math.max(...[on, off].map((run) => run.tokens[run.tokens.length - 1]?.at ?? 0));
@@ -41,8 +46,8 @@ export function Lanes({ on, off, children }: { on: Run; off: Run; children?: Com
         {children}
       </div>
       <div class="lanes">
-        <Lane title="Speculation on" run={on} tokens={shown(on)} differs={differs} live={now === null} />
-        <Lane title="Speculation off" run={off} tokens={shown(off)} differs={differs} live={now === null} />
+        <Lane title="Speculation on" run={on} tokens={shown(on)} differs={differs} live={now === null} marks={marks} />
+        <Lane title="Speculation off" run={off} tokens={shown(off)} differs={differs} live={now === null} marks={marks} />
       </div>
       <section class="card" aria-label="Replay and figures">
         <h3>Replay both from their start, at their real speed</h3>
@@ -67,12 +72,13 @@ export function Lanes({ on, off, children }: { on: Run; off: Run; children?: Com
   );
 }
 
-function Lane({ title, run, tokens, differs, live }: {
+function Lane({ title, run, tokens, differs, live, marks }: {
   title: string;
   run: Run;
   tokens: Run["tokens"];
   differs: number;
   live: boolean;
+  marks: boolean;
 }) {
   const figures = summarise(tokens);
   const waiting = run.status === "running" && !tokens.length;
@@ -90,7 +96,13 @@ function Lane({ title, run, tokens, differs, live }: {
         {note && (note.active ? ` · ${note.text}` : ` · inactive because ${note.text}`)}
       </p>
       {waiting && <p class="muted">Waiting for its turn …</p>}
-      <Tokens tokens={tokens} label={title} cursor={live && run.status === "running" && !waiting} differs={differs} />
+      <Tokens
+        tokens={tokens}
+        label={title}
+        marks={marks}
+        cursor={live && run.status === "running" && !waiting}
+        differs={differs}
+      />
       {run.problem && (
         <p class="problem-line" role="alert">
           <strong>{run.problem.title}.</strong> {run.problem.detail}

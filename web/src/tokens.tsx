@@ -62,6 +62,10 @@ export function Tokens({ tokens, label, marks = true, cursor = false, differs = 
     show(element ?? null);
   };
 
+  useLayoutEffect(() => {
+    if (cursor) follow(box.current);
+  }, [cursor, tokens.length]);
+
   const token = shown ? tokens[shown.index] : undefined;
   return (
     <>
@@ -100,6 +104,21 @@ export function Tokens({ tokens, label, marks = true, cursor = false, differs = 
       {token && shown && <Tip id={tip} token={token} shown={shown} />}
     </>
   );
+}
+
+/** Keep the end of a growing text in view, unless the reader has scrolled away from it. */
+function follow(box: HTMLElement | null): void {
+  const end = box?.querySelector(".cursor")?.getBoundingClientRect();
+  if (!box || !end) return;
+  const lines = 5 * end.height;
+  const inside = end.bottom - box.getBoundingClientRect().bottom;
+  if (box.scrollHeight > box.clientHeight) {
+    if (inside > 0 && inside < lines) box.scrollTop = box.scrollHeight;
+    return;
+  }
+  const composer = document.querySelector(".composer.bottom")?.getBoundingClientRect().height ?? 0;
+  const below = end.bottom + 40 - (window.innerHeight - composer);
+  if (below > 0 && below < lines) window.scrollBy(0, below);
 }
 
 function Tip({ id, token, shown }: { id: string; token: Token; shown: Shown }) {
