@@ -11,7 +11,8 @@ import pytest
 from tests.serving import RunningServer, toy_server
 
 ASKED = {"max_tokens": 12, "temperature": 0, "token_details": True}
-FIELDS = set("token_id text source step position target_prob draft_prob acceptance_prob rejected".split())
+MADE = {"token_id", "text", "source", "step", "position"}
+FIELDS = MADE | {"target_prob", "draft_prob", "acceptance_prob", "rejected"}
 
 
 @pytest.fixture(scope="module")
