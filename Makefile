@@ -6,15 +6,18 @@ VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PAGE := src/outrider/server/web/dist/index.html
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test bench bench-models peers peers-openvino peers-vllm sanitize docs clean
+.PHONY: help setup demo check format test web test-web bench bench-models peers peers-openvino peers-vllm sanitize docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(STAMP) ## make the virtual environment, install Outrider and fetch the default model
 	@$(BIN)/outrider pull smollm2-135m-instruct >/dev/null
+	@if ! command -v npm >/dev/null; then echo "without Node.js the playground is not built; all else works" >&2; \
+	else $(MAKE) --no-print-directory web || echo "the playground was not built; all else works" >&2; fi
 
 $(STAMP): pyproject.toml requirements-dev.txt CMakeLists.txt $(wildcard src/outrider/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Outrider needs Python 3.11 or newer, and $(PYTHON) is older; use make PYTHON=python3.12" >&2; exit 1; }
@@ -32,13 +35,24 @@ check: $(STAMP) ## lint, types, layers, and whether the generated docs are fresh
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python docs/make_cli.py --check
+	@if [ -x web/node_modules/.bin/tsc ]; then npm --prefix web run --silent check; fi
 
 format: $(STAMP) ## let ruff format the code
 	$(BIN)/ruff check --fix src tests docs benchmarks
 	$(BIN)/ruff format src tests docs benchmarks
 
-test: setup ## all tests
-	$(BIN)/python -m pytest
+test: setup ## all tests but those of the playground
+	$(BIN)/python -m pytest --ignore=tests/web
+
+web: $(PAGE) ## bundle the playground; needs Node.js 20 or newer
+
+$(PAGE): web/package.json web/package-lock.json web/build.mjs $(wildcard web/src/*)
+	@command -v npm >/dev/null || { echo "make web needs Node.js 20 or newer, with npm" >&2; exit 1; }
+	npm --prefix web ci --no-audit --no-fund --loglevel=error
+	npm --prefix web run --silent build
+
+test-web: setup ## the playground in Debian's Chromium; skipped, saying why, without one
+	$(BIN)/python -m pytest tests/web
 
 bench: setup ## the figures quoted in the README, written to benchmarks/results
 	$(BIN)/python benchmarks/first_light.py --json benchmarks/results/first_light.json
@@ -76,4 +90,4 @@ docs: $(STAMP) ## write docs/cli.md anew from the commands' own help
 	$(BIN)/python docs/make_cli.py
 
 clean: ## remove what make has made, but for .venv-peers and .venv-vllm
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) web/node_modules $(dir $(PAGE)) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

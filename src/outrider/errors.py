@@ -8,6 +8,8 @@
     │   ├── ModelFormatError       a model file that is damaged or not supported
     │   └── VocabularyMismatchError  a draft model whose tokens are not the target's
     ├── RequestFailedError         one request failed; the others go on
+    ├── QueueFullError             too many requests wait already; the same request may be served later
+    ├── EngineUnavailableError     the engine is loading, shutting down or broken, and takes no requests
     ├── DrafterError               a drafter broke its contract; names the drafter
     └── IntegrityError             a bug in Outrider: blocks or counters do not add up
 
@@ -54,6 +56,14 @@ class VocabularyMismatchError(UserError):
 
 class RequestFailedError(OutriderError):
     """One request ended with an error; its blocks are free and the others went on."""
+
+
+class QueueFullError(OutriderError):
+    """Too many requests wait already; nothing was taken on, and the same request may be served later."""
+
+
+class EngineUnavailableError(OutriderError):
+    """The engine takes no requests: it is loading, shutting down, closed, or broken."""
 
 
 class DrafterError(OutriderError):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from outrider.config import EngineConfig, SpeculativeConfig
+from outrider.engine.answers import joined, one_each
 from outrider.engine.memory import MemoryPlan
 from outrider.engine.setup import ReadyEngine, build_engine
 from outrider.errors import InvalidRequestError, RequestFailedError
-from outrider.outputs import RequestMetrics, RequestOutput, SpecDecodeStats, StreamPiece
+from outrider.outputs import RequestOutput, StreamPiece
 from outrider.request import Request
-from outrider.sampling.rng import derive_seed
 from outrider.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -73,7 +72,7 @@ class LLM:
         try:
             for prompt, each in zip(many, params, strict=True):
                 token_ids = self._encode(prompt)
-                for single in _one_each(each):
+                for single in one_each(each):
                     requests.append(self._add(token_ids, single))
             while not all(request.finished for request in requests):
                 self._step()
@@ -86,7 +85,7 @@ class LLM:
         for prompt, each in zip(many, params, strict=True):
             text = prompt if isinstance(prompt, str) else None
             taken = [self.engine.take_output(next(answers).request_id, text) for _ in range(each.n)]
-            outputs.append(taken[0] if each.n == 1 else _joined(taken))
+            outputs.append(taken[0] if each.n == 1 else joined(taken))
         return outputs
 
     def chat(
@@ -170,35 +169,3 @@ class LLM:
                 param="sampling_params",
             )
         return params
-
-
-def _one_each(params: SamplingParams) -> list[SamplingParams]:
-    """Parameters of each of the ``n`` answers. With a seed the first keeps it and the others' are derived from it."""
-    if params.n == 1:
-        return [params]
-    seeds = [params.seed] * params.n
-    if params.seed is not None:
-        seeds[1:] = [derive_seed(params.seed, index) for index in range(1, params.n)]
-    # Only the first is asked for the log-probabilities of the prompt, which are the same for all.
-    first = params.model_copy(update={"n": 1})
-    return [first, *(first.model_copy(update={"seed": seed, "prompt_logprobs": None}) for seed in seeds[1:])]
-
-
-def _joined(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """The answers to one prompt as one output."""
-    first, metrics = outputs[0], [output.metrics for output in outputs]
-    starts = [each.first_token_time for each in metrics if each.first_token_time is not None]
-    ends = [each.finish_time for each in metrics if each.finish_time is not None]
-    return replace(
-        first,
-        outputs=[replace(output.outputs[0], index=index) for index, output in enumerate(outputs)],
-        metrics=RequestMetrics(
-            arrival_time=metrics[0].arrival_time,
-            first_token_time=min(starts, default=None),
-            finish_time=max(ends, default=None),
-            speculative_decoding=SpecDecodeStats.pooled(each.speculative_decoding for each in metrics),
-            speculation=metrics[0].speculation,
-        ),
-        finished=all(output.finished for output in outputs),
-        error=next((output.error for output in outputs if output.error is not None), None),
-    )

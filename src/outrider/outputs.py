@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal, Protocol
 
@@ -207,12 +207,49 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class RejectedDraft:
+    """The draft whose place a recovered token took: in a tree the first of those tried there."""
+
+    token_id: int
+    text: str
+    target_prob: float
+    draft_prob: float | None
+    acceptance_prob: float
+
+
+@dataclass(frozen=True)
+class TokenDetail:
+    """How one token came about.
+
+    ``step`` counts the request's passes that emitted something, from 1; ``position`` the tokens of this step before it,
+    which for a drafted token is its place in the draft. ``target_prob`` is its probability by the request's law (greedy
+    requests: softmax of the edited logits), ``draft_prob`` that by the draft's law or a retrieval's estimate, None if
+    the draft says nothing about it. ``acceptance_prob`` is None for a token that was not drafted, else min(1, p / q)
+    for one drawn from its law q, p for a point mass, 1 or 0 for greedy requests: what the token has by itself.
+    Verification by block, and drafts coupled to the target's noise, accept more. ``rejected`` is set if recovered.
+    """
+
+    token_id: int
+    source: TokenSource
+    step: int
+    position: int
+    target_prob: float
+    draft_prob: float | None = None
+    acceptance_prob: float | None = None
+    rejected: RejectedDraft | None = None
+
+    def to_dict(self, text: str) -> dict[str, Any]:
+        """As JSON has it; ``text`` is what became certain with the token."""
+        return {"text": text, **asdict(self)}
+
+
+@dataclass(frozen=True)
 class StreamPiece:
     """What one step added to one request.
 
     ``token_texts[i]`` is the text that became certain with ``token_ids[i]`` (empty while a character is
     incomplete or could still become a stop string); ``text`` is all of it joined. ``sources`` runs beside,
-    and so does ``logprobs`` if they were asked for.
+    and so do ``logprobs`` and ``details`` if they were asked for.
     """
 
     text: str
@@ -221,6 +258,7 @@ class StreamPiece:
     sources: tuple[TokenSource, ...]
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    details: tuple[TokenDetail, ...] | None = None
 
 
 @dataclass
@@ -237,6 +275,8 @@ class CompletionOutput:
     """The stop string or stop token id that ended it; None for the model's own end token or the length."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One for each of ``token_ids``; None unless asked for."""
+    details: tuple[TokenDetail, ...] | None = None
+    """The same with ``token_details``."""
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from outrider.errors import IntegrityError
-from outrider.outputs import FinishReason, RequestMetrics, TokenLogprobs, TokenSource
+from outrider.outputs import FinishReason, RequestMetrics, TokenDetail, TokenLogprobs, TokenSource
 from outrider.sampling_params import SamplingParams
 
 
@@ -43,6 +43,7 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     sources: list[TokenSource] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    details: list[TokenDetail] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     num_computed_tokens: int = 0
     drafting_stopped: bool = False

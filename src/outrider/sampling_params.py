@@ -119,11 +119,13 @@ class SamplingParams(Strict):
     max_tokens    at most this many new tokens
     stop          strings that end the text; they are not part of it
     stop_token_ids  ids that end the output, as the model's own end tokens do
+    skip_special_tokens  leave control tokens out of the text
     ignore_eos    go on after the model's end tokens (``stop_token_ids`` still end)
     logprobs      give each token's log-probability, and those of the so many most probable tokens
     prompt_logprobs  the same for the prompt, always of the model's own law
     logprobs_mode ``raw``: of the model's own law; ``processed``: of the law that the token was drawn from (greedy
                   requests: of the edited logits at temperature 1)
+    token_details tell of each token how it was made: step, probabilities of target and draft, what it replaced
     num_speculative_tokens  a cap on the drafted tokens per step of this request; 0 turns speculation off
     speculative_method      only this one of the engine's drafters, by its name; ``off`` turns speculation off
     prediction    what the answer will probably be, text or token ids: drafted from, never a part of the law
@@ -152,9 +154,11 @@ class SamplingParams(Strict):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     logprobs_mode: LogprobsMode = "raw"
+    token_details: bool = False
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
     speculative_method: Annotated[str, Field(min_length=1)] | None = None
     prediction: str | tuple[TokenId, ...] | None = None

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from outrider.config import EngineConfig
     from outrider.llm import LLM
     from outrider.sampling_params import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)?")
+_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 Model = Annotated[str, typer.Argument(help="Alias, .gguf file, Hugging Face folder or hub id.", metavar="MODEL")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Generate at most this many tokens.")]
@@ -62,7 +66,7 @@ Quantization = Annotated[
 ]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto, native (CPU kernels) or reference (torch).")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-KvCacheMemory = Annotated[
+KVCacheMemory = Annotated[
     str | None,
     typer.Option("--kv-cache-memory", help="Memory for all KV caches, such as 2GiB or 500MB; default: as needed."),
 ]
@@ -87,37 +91,42 @@ def speculative_dict(config: str, draft_model: str | None, num_speculative_token
     return chosen
 
 
+def fetch(model: str, speculative: dict[str, Any], **settings: Any) -> EngineConfig:
+    """The engine's settings, and their models on disk; what must be fetched first shows its progress on stderr.
+
+    A setting that does not fit is refused before anything is fetched.
+    """
+    from outrider.cli.pull import show_progress
+    from outrider.config import EngineConfig, SpeculativeConfig
+    from outrider.models.loader.resolve import resolve
+
+    config = EngineConfig(model=model, speculative=SpeculativeConfig.parse(speculative), **settings)
+    with show_progress() as progress:
+        for reference in filter(None, (model, config.speculative.model)):
+            resolve(reference, progress)
+    return config
+
+
 def load(model: str, speculative: dict[str, Any], **settings: Any) -> LLM:
     """Load an ``LLM``; a model that must be fetched first shows its progress on stderr."""
     from rich.console import Console
 
-    from outrider.cli.pull import show_progress
-    from outrider.config import EngineConfig, SpeculativeConfig
     from outrider.llm import LLM
-    from outrider.models.loader.resolve import resolve
 
-    # A setting that does not fit is refused before anything is fetched.
-    EngineConfig(model=model, speculative=SpeculativeConfig.parse(speculative), **settings)
-    with show_progress() as progress:
-        for reference in filter(None, (model, speculative.get("model"))):
-            resolve(reference, progress)
+    fetch(model, speculative, **settings)
     with Console(stderr=True).status(f"loading {model} …"):
         return LLM(model, speculative_config=speculative, **settings)
 
 
-def memory(option: str, text: str | None) -> int | None:
-    """Bytes from ``2GiB``, ``500MB`` or a plain number. Raises ``ConfigError``."""
+def num_bytes(option: str, text: str) -> int:
+    """``2GiB``, ``512MiB``, ``1.5GB`` or plain bytes as a number. Raises ``ConfigError``."""
     from outrider.errors import ConfigError
 
-    if text is None:
-        return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*", text, re.IGNORECASE)
-    unit = (found.group(2) or "B").upper() if found else ""
-    power = "BKMGT".index(unit[0]) if found else 0
-    count = int(float(found.group(1)) * (1024 if "I" in unit else 1000) ** power) if found else 0
-    if count < 1:
-        raise ConfigError(f"{option} {text!r} is no amount of memory; give one such as 2GiB, 500MB or 1000000")
-    return count
+    found = _BYTES.fullmatch(text.strip())
+    unit = (found[2] or "b").lower() if found else ""
+    if found is None or unit not in _UNITS:
+        raise ConfigError(f"{option} {text!r} must be a number of bytes, such as 2GiB, 512MiB or 1500000000")
+    return int(float(found[1]) * _UNITS[unit])
 
 
 def structured_outputs(

@@ -44,7 +44,7 @@ def generate(
     backend: options.BackendOption = "auto",
     device: options.Device = "auto",
     max_model_len: options.MaxModelLen = None,
-    kv_cache_memory: options.KvCacheMemory = None,
+    kv_cache_memory: options.KVCacheMemory = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why it speculated as it did.")] = False,
     json_path: Annotated[str | None, typer.Option("--json", help="Write result and figures here; - is stdout.")] = None,
 ) -> None:
@@ -73,7 +73,7 @@ def generate(
         backend=backend,
         device=device,
         max_model_len=max_model_len,
-        kv_cache_memory=options.memory("--kv-cache-memory", kv_cache_memory),
+        kv_cache_memory=None if kv_cache_memory is None else options.num_bytes("--kv-cache-memory", kv_cache_memory),
     )
     report = run(llm, text, params, show=json_path != "-", explain=explain)
     if json_path is not None:

@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from outrider.cli import audit, bench, chat, demo, doctor, generate, pull
+from outrider.cli import audit, bench, chat, demo, doctor, generate, pull, serve
 
 app = typer.Typer(
     name="outrider",
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("pull")(pull.pull)
 app.command("doctor")(doctor.doctor)
 app.add_typer(audit.app, name="audit")

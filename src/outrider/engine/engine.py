@@ -36,8 +36,9 @@ class Engine:
     """Any number of requests in one batch, each at its own place.
 
     ``speculation`` says which drafter is at work, or why none is. ``verify_with`` and ``noise_for`` are there for
-    audits, which swap in faulty verifiers and noise that enumerates. ``encode`` turns the words of ``bad_words`` into
-    tokens, and ``grammars`` what ``structured_outputs`` asks for into grammars over them.
+    audits, which swap in faulty verifiers and noise that enumerates. ``new_stream`` makes a decoder of a
+    request's tokens, given whether special ones are skipped. ``encode`` turns the words of ``bad_words`` into tokens,
+    and ``grammars`` what ``structured_outputs`` asks for into grammars over them.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Engine:
         drafter: Drafter | None,
         controller: SpeculationController,
         *,
-        new_stream: Callable[[], TokenStream],
+        new_stream: Callable[[bool], TokenStream],
         max_model_len: int,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
@@ -126,7 +127,7 @@ class Engine:
         self._requests[request_id] = request
         self._noises[request_id] = self._noise_for(request.noise_seed)
         self._laws[request_id] = law
-        self._detokenizers[request_id] = Detokenizer(self._new_stream(), params.stop)
+        self._detokenizers[request_id] = Detokenizer(self._new_stream(params.skip_special_tokens), params.stop)
         self.scheduler.add(request)
         return request
 
@@ -217,6 +218,7 @@ class Engine:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             logprobs=None if request.params.logprobs is None else tuple(request.logprobs),
+            details=tuple(request.details) if request.params.token_details else None,
         )
         if request.finished:
             del self._requests[request_id], self._detokenizers[request_id]
@@ -250,6 +252,11 @@ class Engine:
             may_stop=request.num_output_tokens + 1 >= request.params.min_tokens,
         )
 
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself, control tokens too."""
+        stream = self._new_stream(False)
+        return stream.step(token_id) + stream.finish()
+
     def piece(self, request: Request, appended: int) -> StreamPiece:
         """What the last ``appended`` tokens of ``request`` added; closes its text if it has ended."""
         if request.finished:
@@ -263,6 +270,7 @@ class Engine:
             sources=tuple(request.sources[first:]),
             finish_reason=request.finish_reason,
             logprobs=None if request.params.logprobs is None else tuple(request.logprobs[first:]),
+            details=tuple(request.details[first:]) if request.params.token_details else None,
         )
 
     def fail(self, request: Request, problem: str) -> tuple[Request, StreamPiece]:

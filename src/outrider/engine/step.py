@@ -21,6 +21,7 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.engine.logprobs import num_prompt_rows, output_logprobs, record_prompt_logprobs
+from outrider.engine.token_details import output_details
 from outrider.outputs import StreamPiece, TokenSource
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, tree_paths
@@ -148,10 +149,12 @@ def _advance(engine: Engine, grant: Grant, proposal: Proposal, rows: Tensor) -> 
         tokens.append((result.token_id, result.source))
         engine.runner.keep_path(request.request_id, request.num_tokens, nodes)
     logprobs = output_logprobs(request, engine.law(request), [token_id for token_id, _ in tokens], rows, nodes)
+    details = output_details(request, engine.law(request), proposal, tokens, rows, nodes, engine.token_text)
     appended = engine.scheduler.commit(grant, tokens, engine.detokenize)
     if not appended:
         return None
     request.logprobs += logprobs[:appended]
+    request.details += details[:appended]
     accepted = min(len(tokens) - 1, appended)  # an end inside the block cuts what was accepted after it
     request.metrics.speculative_decoding.record(len(proposal), accepted, proposal.depth, proposal.note)
     if request.finished:

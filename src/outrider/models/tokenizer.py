@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 _PLACEHOLDER = re.compile(r"\[PAD\d+\]")
 """What converters write for ids that a model has rows for and its tokenizer has no token for."""
 
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters by which byte-level vocabularies spell bytes: printable ones as they are, the rest from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()
+
 
 class VocabularyDifference(NamedTuple):
     """The first place where two vocabularies differ; a token is ``None`` where its vocabulary has no such id."""
@@ -84,6 +96,28 @@ class Tokenizer:
         """Text of one token by itself, control tokens too; part of a character shows as U+FFFD."""
         return self.decode([token_id], skip_special_tokens=False)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, parts of characters too; empty for ids without a token."""
+        token = self._tokens.get(token_id, "")
+        if token_id in self.backend.get_added_tokens_decoder():
+            return token.encode()
+        if "ByteLevel" in self._decoder:
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token if character in _BYTE_OF_CHARACTER)
+        if _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(token[3:5])
+        return token.replace("\u2581", " ").encode()
+
+    @cached_property
+    def _decoder(self) -> str:
+        """How the library spells the decoder, as JSON."""
+        decoder = self.backend.decoder
+        return "" if decoder is None else bytes(decoder.__getstate__()).decode()
+
+    @property
+    def supports_tools(self) -> bool:
+        """True if the chat template has a place for tools."""
+        return self.chat_template is not None and "tools" in self.chat_template
+
     @cached_property
     def tokens(self) -> dict[int, str]:
         """Id -> token as the vocabulary spells it, in id order, without the placeholders at the end."""
@@ -115,13 +149,18 @@ class Tokenizer:
             )
         return ChatTemplate(self.chat_template)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
         """The conversation as the model's training saw it, ready for ``encode(..., add_special_tokens=False)``.
 
-        ``add_generation_prompt`` opens the assistant's turn. Raises ``InvalidRequestError`` if the model has no
-        template, if a message lacks role or content (naming its index), or if the template refuses.
+        ``add_generation_prompt`` opens the assistant's turn; ``variables`` are the template's own, such as ``tools``.
+        Raises ``InvalidRequestError`` if the model has no template, if a message lacks role or content (naming its
+        index), or if the template refuses.
         """
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **self._named_tokens)
+        return self._template.render(
+            messages, **{**self._named_tokens, **variables, "add_generation_prompt": add_generation_prompt}
+        )
 
 
 def _not_text(text: object) -> str:

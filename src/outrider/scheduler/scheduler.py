@@ -51,7 +51,7 @@ class Scheduler:
     ) -> None:
         self._kv = kv
         self._controller = controller
-        self._max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -167,7 +167,7 @@ class Scheduler:
         return max(0, wanted if cap is None else min(wanted, cap))
 
     def _admit(self, grants: list[Grant], budget: int) -> None:
-        while self._waiting and budget > 0 and len(self._running) < self._max_num_seqs:
+        while self._waiting and budget > 0 and len(self._running) < self.max_num_seqs:
             request = self._waiting[0]
             self._reuse(request)
             grant = self._grant(request, budget, may_preempt=False)
@@ -196,7 +196,7 @@ class Scheduler:
             return
         first, last = self._waiting[0], self._running[-1]
         if first.priority < last.priority and first.urgency < last.urgency:
-            has_seat = len(self._running) < self._max_num_seqs
+            has_seat = len(self._running) < self.max_num_seqs
             if not has_seat or not self._kv.can_allocate(first.request_id, min(first.num_tokens, budget)):
                 self._preempt(last)
 

@@ -102,7 +102,7 @@ def toy_engine(
     controller = FixedSpeculation(k) if isinstance(k, int) else k
     runner = ModelRunner(model, num_blocks=num_blocks, block_size=block_size)
     settings.setdefault("max_model_len", 256)
-    return Engine(runner, drafter, controller, new_stream=LetterStream, seed=0, **settings)
+    return Engine(runner, drafter, controller, new_stream=lambda _: LetterStream(), seed=0, **settings)
 
 
 def drain(engine: Engine) -> None:

@@ -202,7 +202,7 @@ def byte_engine(drafter: Drafter | None, *, k: int = 3) -> Engine:
         runner,
         drafter,
         FixedSpeculation(k),
-        new_stream=Bytes,
+        new_stream=lambda _: Bytes(),
         max_model_len=600,
         seed=0,
         end_token_ids=frozenset({END_TOKEN}),

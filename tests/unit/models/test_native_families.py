@@ -72,7 +72,7 @@ def tokens_of(
         ModelRunner(target, num_blocks=64, block_size=4),
         drafter,
         FixedSpeculation(k),
-        new_stream=_Silent,
+        new_stream=lambda _: _Silent(),
         max_model_len=64,
         **settings,
     )

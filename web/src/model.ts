@@ -1,0 +1,194 @@
+// What a run is, and every figure that is derived from its tokens. Knows nothing about the network or the page.
+
+export const SOURCES = ["target", "accepted", "recovered", "bonus"] as const;
+export type Source = (typeof SOURCES)[number];
+
+export const MEANING: Record<Source, string> = {
+  target: "made by the model alone, in a pass without drafts",
+  accepted: "drafted, and accepted by the model",
+  recovered: "put in place of a rejected draft",
+  bonus: "added after all drafts were accepted",
+};
+
+export interface Rejected {
+  token_id: number;
+  text: string;
+  target_prob: number;
+  draft_prob: number | null;
+  acceptance_prob: number;
+}
+
+export interface TokenDetail {
+  token_id: number;
+  text: string;
+  source: Source;
+  step: number;
+  position: number;
+  target_prob: number;
+  draft_prob: number | null;
+  acceptance_prob: number | null;
+  rejected: Rejected | null;
+}
+
+/** `at`: milliseconds from the sending of the request. */
+export interface Token extends TokenDetail {
+  at: number;
+}
+
+export interface Message {
+  role: "system" | "user" | "assistant";
+  content: string;
+}
+
+export type Prompt = { kind: "chat"; messages: Message[] } | { kind: "completion"; text: string };
+
+export interface Settings {
+  temperature: string;
+  top_p: string;
+  seed: string;
+  max_tokens: string;
+  k: string;
+  method: string;
+  system: string;
+}
+
+export interface Problem {
+  title: string;
+  detail: string;
+  status?: number;
+}
+
+export type Status = "running" | "done" | "stopped" | "failed";
+
+export interface Run {
+  name: string;
+  model: string;
+  prompt: Prompt;
+  settings: Settings;
+  tokens: Token[];
+  status: Status;
+  finish: string | null;
+  problem: Problem | null;
+  speculation: string;
+  started: string;
+  elapsed: number;
+}
+
+export interface Summary {
+  tokens: number;
+  steps: number;
+  drafted_steps: number;
+  accepted: number;
+  counts: Record<Source, number>;
+  first_token_ms: number | null;
+  tokens_per_second: number | null;
+  /** 1 + accepted drafts / drafted steps, as vLLM counts: the token that follows the drafts is included. */
+  acceptance_length: number | null;
+}
+
+export function textOf(run: Run): string {
+  return run.tokens.map((token) => token.text).join("");
+}
+
+export function numSteps(tokens: Token[]): number {
+  return tokens.length ? tokens[tokens.length - 1]!.step : 0;
+}
+
+export function summarise(tokens: Token[]): Summary {
+  const counts: Record<Source, number> = { target: 0, accepted: 0, recovered: 0, bonus: 0 };
+  const drafted = new Set<number>();
+  for (const token of tokens) {
+    counts[token.source] += 1;
+    if (token.source !== "target") drafted.add(token.step);
+  }
+  return {
+    tokens: tokens.length,
+    steps: numSteps(tokens),
+    drafted_steps: drafted.size,
+    accepted: counts.accepted,
+    counts,
+    first_token_ms: tokens.length ? tokens[0]!.at : null,
+    tokens_per_second: decodeRate(tokens),
+    acceptance_length: drafted.size ? 1 + counts.accepted / drafted.size : null,
+  };
+}
+
+/** Tokens per second after the first answer of the server, so that reading the prompt does not count. */
+export function decodeRate(tokens: Token[]): number | null {
+  if (tokens.length < 2) return null;
+  const first = tokens[0]!.at;
+  const later = tokens.filter((token) => token.at > first);
+  const span = tokens[tokens.length - 1]!.at - first;
+  return later.length && span > 0 ? (1000 * later.length) / span : null;
+}
+
+/** Share of drafted steps in which the draft at each place was accepted; places that never were are cut off. */
+export function acceptanceByPosition(tokens: Token[]): number[] {
+  const drafted = summarise(tokens).drafted_steps;
+  const accepted: number[] = [];
+  for (const token of tokens) {
+    if (token.source !== "accepted") continue;
+    while (accepted.length <= token.position) accepted.push(0);
+    accepted[token.position]! += 1;
+  }
+  return accepted.map((count) => count / drafted);
+}
+
+/** Seconds, and tokens per second over the second before; a rate over less than `least` ms would say nothing. */
+export function rateOverTime(tokens: Token[], window = 1000, least = 250): [number[], number[]] {
+  const times: number[] = [];
+  const rates: number[] = [];
+  if (!tokens.length) return [times, rates];
+  const first = tokens[0]!.at;
+  let oldest = 0;
+  for (let index = 0; index < tokens.length; index += 1) {
+    const at = tokens[index]!.at;
+    if (tokens[index + 1]?.at === at || at === first) continue;
+    const from = Math.max(first, at - window);
+    if (at - from < least && index < tokens.length - 1) continue;
+    while (tokens[oldest]!.at <= from) oldest += 1;
+    times.push((at - first) / 1000);
+    rates.push((1000 * (index - oldest + 1)) / (at - from));
+  }
+  return [times, rates];
+}
+
+export interface Comparison {
+  same: number;
+  /** Place of the first difference, or -1. */
+  differs: number;
+  complete: boolean;
+}
+
+export function compare(one: Run, other: Run): Comparison {
+  const length = Math.min(one.tokens.length, other.tokens.length);
+  let same = 0;
+  while (same < length && one.tokens[same]!.token_id === other.tokens[same]!.token_id) same += 1;
+  const complete = one.status === "done" && other.status === "done";
+  const uneven = complete && one.tokens.length !== other.tokens.length;
+  return { same, differs: same < length || uneven ? same : -1, complete };
+}
+
+/** What the server says about speculation, as a sentence's halves. */
+export function speculationNote(speculation: string): { active: boolean; text: string } {
+  const match = /^inactive(?::\s*|\s+because\s+|$)(.*)$/s.exec(speculation);
+  if (match) return { active: false, text: match[1] || "no reason was given" };
+  return { active: true, text: speculation };
+}
+
+export function percent(probability: number | null): string {
+  if (probability === null) return "–";
+  if (probability > 0 && probability < 0.001) return "< 0.1 %";
+  if (probability < 1 && probability > 0.999) return "> 99.9 %";
+  return `${(100 * probability).toFixed(1)} %`;
+}
+
+export function decimal(value: number | null, digits = 1): string {
+  return value === null ? "–" : value.toFixed(digits);
+}
+
+/** Tokens as a person can see them: control tokens have no text, white space is spelled out. */
+export function visible(text: string, tokenId: number): string {
+  if (text === "") return `token ${tokenId}, no text`;
+  return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+}
