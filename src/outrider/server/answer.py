@@ -36,20 +36,24 @@ class Options:
 
 @dataclass
 class Counts:
-    """Tokens so far. ``prompts`` counts each prompt once, however many answers it has."""
+    """Tokens so far; each prompt counts once, however many answers it has."""
 
     prompt_tokens: int
+    answers_per_prompt: int
     completion_tokens: int = 0
 
-    def usage(self, predicted: Sequence[RequestOutput | None] | None = None) -> dict[str, Any]:
-        """OpenAI's usage object; with the outputs of a request that brought a prediction, what became of drafts."""
+    def usage(self, outputs: Sequence[RequestOutput | None] = (), *, predicted: bool = False) -> dict[str, Any]:
+        """OpenAI's usage object; at the end, with ``outputs``, also what was cached and what became of a prediction."""
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
-        if predicted is not None:
-            stats = _pooled(predicted)
+        if outputs:
+            cached = sum(output.metrics.num_cached_tokens for output in outputs[:: self.answers_per_prompt] if output)
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        if outputs and predicted:
+            stats = _pooled(outputs)
             accepted = stats.num_accepted_draft_tokens
             usage["completion_tokens_details"] = {
                 "accepted_prediction_tokens": accepted,
@@ -108,7 +112,7 @@ class Reply:
             self.form.choice(index, output) | _details(output.outputs[0]) for index, output in enumerate(outputs)
         ]
         body = self._envelope(self.form.object_name, choices)
-        body["usage"] = self.counts.usage(outputs if self.options.predicted else None)
+        body["usage"] = self.counts.usage(outputs, predicted=self.options.predicted)
         return json_response(body | self.form.root(outputs) | self._metrics())
 
     def streamed(self) -> Response:
@@ -138,7 +142,7 @@ class Reply:
         if (error := self._failure()) is not None:
             yield _event(error.body())
         else:
-            usage = self.counts.usage(self.answers.outputs if options.predicted else None)
+            usage = self.counts.usage(self.answers.outputs, predicted=options.predicted)
             if options.include_usage:
                 if last is not None:
                     yield _event(last)

@@ -39,7 +39,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
         answers = await ready.engine.submit(jobs)
     form = _ChatForm(ready.tokenizer, tools, logprobs=bool(body.logprobs), token_ids=bool(body.return_token_ids))
     form.prompt_token_ids = jobs[0][0]
-    reply = Reply(answers, form, model, Counts(len(jobs[0][0])), ready.options(body))
+    reply = Reply(answers, form, model, Counts(len(jobs[0][0]), len(jobs)), ready.options(body))
     return reply.streamed() if body.stream else await reply.whole(request)
 
 

@@ -43,7 +43,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         prompts, jobs = await asyncio.to_thread(_jobs, ready, body)
         answers = await ready.engine.submit(jobs)
     form = _CompletionForm(ready.tokenizer, prompts, body)
-    counts = Counts(sum(len(prompt.token_ids) for prompt in prompts))
+    counts = Counts(sum(len(prompt.token_ids) for prompt in prompts), len(jobs) // len(prompts))
     reply = Reply(answers, form, model, counts, ready.options(body))
     return reply.streamed() if body.stream else await reply.whole(request)
 

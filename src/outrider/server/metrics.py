@@ -35,6 +35,8 @@ class Metrics:
         self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", lambda: load().kv_usage)
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that started.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._queries = self._counter("prefix_cache_queries", "Prompt tokens that were looked for in the prefix cache.")
+        self._hits = self._counter("prefix_cache_hits", "Prompt tokens that were found there.")
         self._preemptions = self._counter("num_preemptions", "Times that a request gave its blocks to an older one.")
         self._finished = Counter(
             "outrider:request_success",
@@ -70,6 +72,8 @@ class Metrics:
         """Its first tokens are being computed."""
         self._queued.observe(queued_s)
         self._prompt_tokens.inc(len(request.prompt_token_ids))
+        self._queries.inc(len(request.prompt_token_ids))
+        self._hits.inc(request.metrics.num_cached_tokens)
 
     def gained(self, request: Request, piece: StreamPiece) -> None:
         """A step added tokens."""

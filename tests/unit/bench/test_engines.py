@@ -63,18 +63,18 @@ def test_an_engine_whose_modes_are_fixed_at_loading_has_a_process_for_each() -> 
 def test_the_draft_model_runs_in_a_process_of_its_own() -> None:
     (alone,) = outrider_specs({"num_speculative_tokens": 3}, {"dtype": "float32"}, 2)
     ngram = {"method": "ngram", "num_speculative_tokens": 3}
-    assert alone.settings == {"dtype": "float32", "speculative": ngram}
+    assert alone.settings == {"dtype": "float32", "prefix_caching": False, "speculative": ngram}
     draft = {"model": "draft.gguf", "quantization": "int4", "draft_vocab_size": 900, "num_speculative_tokens": 3}
     without, with_draft = outrider_specs(draft, {"dtype": "float32"}, 2)
     assert without.settings == alone.settings
-    assert with_draft.settings == {"dtype": "float32", "speculative": draft}
+    assert with_draft.settings == alone.settings | {"speculative": {**draft, "method": "draft_model"}}
     assert with_draft.modes == ("draft_model",)
     assert not with_draft.measure_passes
 
 
 def test_speculation_off_and_settings_that_do_not_fit() -> None:
     (alone,) = outrider_specs({"method": "off"}, {}, 2)
-    assert alone.settings == {"speculative": {"method": "off"}}
+    assert alone.settings == {"prefix_caching": False, "speculative": {"method": "off"}}
     with pytest.raises(ConfigError, match="quantization is the draft model's"):
         outrider_specs({"quantization": "int4"}, {}, 2)
     with pytest.raises(ConfigError, match="dtype='int3'"):

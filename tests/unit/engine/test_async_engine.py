@@ -50,6 +50,12 @@ class Gate:
         return LAW(context)
 
 
+def slow_law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    """So slow that no long answer ends before its reader does something."""
+    time.sleep(0.003)
+    return LAW(context)
+
+
 class Watcher:
     """Records what an observer is told."""
 
@@ -232,8 +238,7 @@ def test_whoever_leaves_gives_the_blocks_back_and_the_others_go_on(
         await idle(engine)
         assert engine.engine.runner.kv.num_free_blocks == engine.engine.runner.kv.num_blocks
 
-    # Slow enough that no answer of 200 tokens ends before its reader leaves.
-    using(body, engine_of(lambda context: (time.sleep(0.002), LAW(context))[1], k=0))
+    using(body, engine_of(slow_law, k=0))
 
 
 def test_cancelling_before_the_engine_took_the_request_on_leaves_nothing() -> None:
@@ -344,7 +349,8 @@ def test_even_where_requests_can_not_be_ended_their_callers_hear_of_it() -> None
     def broken(*arguments: object) -> Any:
         raise IntegrityError("nothing works")
 
-    engine.step = engine.fail = broken  # type: ignore[method-assign]
+    engine.step = broken  # type: ignore[method-assign]
+    engine.fail = broken  # type: ignore[method-assign, assignment]
     asynchronous = AsyncEngine(engine)
 
     async def body() -> None:
@@ -368,7 +374,7 @@ def test_draining_lets_requests_end_and_takes_no_more() -> None:
         assert await draining
         assert tokens_of(await running) == solo([1])
 
-    using(body, engine_of(lambda context: (time.sleep(0.002), LAW(context))[1], k=0))
+    using(body, engine_of(slow_law, k=0))
 
 
 def test_draining_ends_what_outlasts_the_grace_period() -> None:
@@ -379,7 +385,7 @@ def test_draining_ends_what_outlasts_the_grace_period() -> None:
         assert output.error == "the server is shutting down"
         assert output.outputs[0].finish_reason == "error"
 
-    using(body, engine_of(lambda context: (time.sleep(0.01), LAW(context))[1], k=0))
+    using(body, engine_of(slow_law, k=0))
 
 
 def test_closing_ends_what_runs_and_may_be_done_twice() -> None:
@@ -391,7 +397,7 @@ def test_closing_ends_what_runs_and_may_be_done_twice() -> None:
         with pytest.raises(EngineUnavailableError, match="closed"):
             await engine.generate([1], GREEDY)
 
-    using(body, engine_of(lambda context: (time.sleep(0.002), LAW(context))[1], k=0))
+    using(body, engine_of(slow_law, k=0))
 
 
 def test_an_idle_engine_uses_no_processor_time() -> None:

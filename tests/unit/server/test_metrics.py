@@ -48,6 +48,8 @@ def test_each_figure_is_counted_once() -> None:
     # The first token comes alone, then five steps of 3 accepted and 1 recovered, and a shorter one at the end.
     drafts, drafted, accepted = 6, 22, 17
     assert found["outrider:prompt_tokens_total", ""] == 3
+    assert found["outrider:prefix_cache_queries_total", ""] == 3
+    assert found["outrider:prefix_cache_hits_total", ""] == 0
     assert found["outrider:generation_tokens_total", ""] == 24
     assert found["outrider:request_success_total", "length"] == 1
     for prefix in ("outrider", "vllm"):

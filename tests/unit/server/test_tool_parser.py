@@ -105,8 +105,9 @@ def test_any_arguments_come_through_as_they_were_written(
 
 @given(text=st.text(alphabet='<>/tol_cal{}":, fg\\'), cuts=CUTS)
 def test_no_text_breaks_the_parser_and_none_is_lost(text: str, cuts: list[int]) -> None:
-    for style in ("hermes", "json"):
-        content, calls = parse(style, text, cuts)  # type: ignore[arg-type]
+    styles: tuple[ToolStyle, ...] = ("hermes", "json")
+    for style in styles:
+        content, calls = parse(style, text, cuts)
         if not calls:
             assert content == text
 
