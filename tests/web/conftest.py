@@ -47,7 +47,7 @@ def browser() -> Iterator[Browser]:
 
     with sync_playwright() as driver:
         # A container's root has no user namespaces for the sandbox; the page is ours.
-        launched = driver.chromium.launch(executable_path=_browser_path(), args=["--no-sandbox"])
+        launched = driver.chromium.launch(executable_path=_browser_path(), args=["--no-sandbox", "--disable-gpu"])
         yield launched
         launched.close()
 

@@ -54,6 +54,7 @@ class FakeServer:
 
     speculation: str = "ngram, K = 4"
     chat: bool = True
+    loading: bool = False
     key: str | None = None
     refusal: tuple[int, dict[str, Any]] | None = None
     cut_after: int | None = None
@@ -84,6 +85,8 @@ class FakeServer:
             "num_speculative_tokens": 4,
         }
         entry = {"id": MODEL, "object": "model", "chat": self.chat, "speculation": told}
+        if self.loading:
+            return JSONResponse({"error": {"message": "the server is loading the model"}}, 503)
         return self._locked(request) or JSONResponse({"object": "list", "data": [entry]})
 
     async def _complete(self, request: Request) -> Response:

@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.web.fake_server import MODEL, PATTERN, WORDS, FakeServer, canned_tokens, serving
+from tests.web.fake_server import MODEL, PATTERN, WORDS, FakeServer, canned_tokens
+from tests.web.helpers import ask, holds, opened, race, settled
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Page
 
 TEXT = "".join(WORDS[index % len(WORDS)] for index in range(48))
 DARK = {"color_scheme": "dark"}
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
-
-
-def opened(page: Page, fake: FakeServer) -> Page:
-    page.goto(fake.url)
-    page.wait_for_selector(".banner:has-text('Speculation')")
-    return page
-
-
-def ask(page: Page, text: str = "Say something.") -> Locator:
-    """Send ``text`` and wait until the answer is complete; its tokens."""
-    before = page.locator(".turn-card").count()
-    page.fill("#prompt", text)
-    page.keyboard.press("Enter")
-    page.locator(".turn-card").nth(before).wait_for()
-    settled(page)
-    return page.locator(".tokens").last.locator(".token")
-
-
-def holds(locator: Locator, count: int) -> None:
-    """Wait until there are ``count`` of them."""
-    from playwright.sync_api import expect
-
-    expect(locator).to_have_count(count, timeout=10_000)
-
-
-def settled(page: Page) -> None:
-    page.wait_for_selector("main[aria-busy=false]")
-
-
-def race(page: Page) -> None:
-    page.click("#tab-race")
-    page.fill("#prompt", "Run.")
-    page.click("button[type=submit]")
-    page.wait_for_selector(".lane")
-    settled(page)
 
 
 def width_of(page: Page) -> int:
@@ -252,80 +217,6 @@ def test_an_exported_file_stands_alone_whatever_the_text_holds(
         assert tokens.count() < 48
     else:
         assert alone.inner_text(".verdict") == "✓ Identical: all 48 tokens"
-
-
-def test_stop_ends_the_stream_and_keeps_what_came(page: Page, fake: FakeServer) -> None:
-    fake.pause = 0.3
-    opened(page, fake)
-    page.fill("#prompt", "Go on for long.")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".tokens .token.recovered")
-    page.click("text=Stop")
-    page.wait_for_selector("text=Stopped.")
-    count = page.locator(".tokens .token").count()
-    assert 0 < count < 48
-    deadline = time.monotonic() + 5.0
-    while fake.open_streams and time.monotonic() < deadline:
-        page.wait_for_timeout(50)
-    assert fake.open_streams == 0
-    fake.pause = 0.001
-    ask(page, "Once more.")
-
-
-@pytest.mark.parametrize(
-    ("break_it", "title"),
-    [
-        ({"cut_after": 3}, "The connection broke off."),
-        ({"fail_after": 3}, "The request failed while it ran."),
-        ({"refusal": (400, {"message": "top_p=7: too large", "param": "top_p"})}, "The server refused “top_p”."),
-        ({"refusal": (429, {"message": "full"})}, "The server has too many requests waiting."),
-        ({"refusal": (500, {"message": "it failed"})}, "The server answered with an error (500)."),
-        ({"key": "sk-right"}, "The API key is missing or wrong."),
-    ],
-)
-def test_a_failure_is_told_and_can_be_tried_again(
-    page: Page, fake: FakeServer, break_it: dict[str, object], title: str
-) -> None:
-    opened(page, fake)
-    for name, value in break_it.items():
-        setattr(fake, name, value)
-    page.fill("#prompt", "Hello")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".problem")
-    assert page.inner_text(".problem strong") == title
-    assert page.locator(".problem").get_attribute("role") == "alert"
-    for name in break_it:
-        setattr(fake, name, None)
-    page.click(".problem button")
-    holds(page.locator(".tokens .token"), 48)
-    assert page.locator(".problem").count() == 0
-    assert page.locator(".turn-card").count() == 1
-
-
-def test_a_server_that_asks_for_a_key_gets_it_and_it_is_not_kept(page: Page, fake: FakeServer) -> None:
-    fake.key = "sk-right"
-    page.goto(fake.url)
-    page.click(".banner.bad button:has-text('Enter key')")
-    page.wait_for_selector("input[name=key]:focus")
-    page.keyboard.type("sk-right")
-    page.wait_for_selector(".banner.good")
-    ask(page)
-    assert page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
-    page.reload()
-    page.wait_for_selector(".banner.bad")
-
-
-def test_a_server_that_goes_away_is_told_and_found_again(page: Page) -> None:
-    fake = FakeServer()
-    with serving(fake.app()) as url:
-        opened(page, FakeServer(url=url))
-        port = int(url.rsplit(":", 1)[1])
-    page.fill("#prompt", "Hello?")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".problem >> text=The server does not answer")
-    with serving(fake.app(), port):
-        page.click(".problem button")
-        holds(page.locator(".tokens .token"), 48)
 
 
 @pytest.mark.parametrize("page", [PHONE], indirect=True)

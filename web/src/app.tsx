@@ -221,12 +221,13 @@ export function App() {
             Clear
           </button>
         )}
+        {/* Two elements: one that turned into a submit button while it is clicked would submit. */}
         {busy ? (
-          <button type="button" class="primary stop" onClick={stop}>
+          <button key="stop" type="button" class="primary stop" onClick={stop}>
             Stop
           </button>
         ) : (
-          <button type="submit" class="primary" disabled={!drafts[view].trim()}>
+          <button key="send" type="submit" class="primary" disabled={!drafts[view].trim()}>
             {view === "race" ? "Race" : view === "chat" ? "Send" : "Complete"}
           </button>
         )}

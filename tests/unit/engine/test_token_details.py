@@ -11,6 +11,7 @@ import pytest
 from outrider.drafters.base import DraftRequest, Proposal
 from outrider.outputs import CompletionOutput, RequestOutput, TokenDetail
 from outrider.sampling.law import law as law_of
+from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
 from tests.unit.engine.helpers import GREEDY, ScriptedDrafter, oracle, run, toy_engine
 from tests.unit.engine.test_parameters import DRAFTERS, ENDS, LAW, PROMPTS, VOCAB, blend, draft_model
@@ -103,6 +104,18 @@ def test_point_masses_have_no_draft_probability_and_the_targets_as_their_chance(
             assert detail.rejected.acceptance_prob == pytest.approx(probs[detail.rejected.token_id])
         context = (*context, detail.token_id)
     assert {"accepted", "recovered"} <= sources
+
+
+def test_a_law_that_depends_on_the_text_is_told_with_the_drafts_before_the_token() -> None:
+    params = SamplingParams(max_tokens=60, seed=3, presence_penalty=1.5, frequency_penalty=0.3, token_details=True)
+    engine = toy_engine(LAW, oracle(LAW, vocab_size=VOCAB), vocab_size=VOCAB)
+    (output,) = run(engine, [[1, 2]], params)
+    context, law, late = tuple[int, ...]((1, 2)), RequestLaw(params, [1, 2], vocab_size=VOCAB), 0
+    for detail in details_of(output.outputs[0]):
+        assert detail.target_prob == pytest.approx(law.probs(np.log(LAW(context)), context)[detail.token_id])
+        late += detail.position > 0
+        context = (*context, detail.token_id)
+    assert late > 5
 
 
 def test_greedy_tells_the_softmax_of_the_model_and_which_draft_was_wrong() -> None:
