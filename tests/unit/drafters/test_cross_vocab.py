@@ -15,6 +15,7 @@ from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.errors import ConfigError, VocabularyMismatchError
+from outrider.models.retokenizer import Retokenizer
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.toy import Law, ToyModel, random_table
 from outrider.models.vocabulary import Vocabulary
@@ -242,6 +243,34 @@ def test_a_trimmed_draft_proposes_its_own_tokens_only(algorithm: Any, params: Sa
     seen = watched(drafter)
     run(toy_engine(TARGET, drafter, vocab_size=9), PROMPTS, params)
     assert {token for _, proposal in seen for token in proposal.token_ids} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("settled", [True, False], ids=["settled", "too early"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_requests_that_begin_alike_share_what_the_draft_computed(
+    algorithm: Any, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if tokens that change later were shared, nobody writes to what others read."""
+    if not settled:
+        monkeypatch.setattr(Retokenizer, "num_settled", property(lambda text: len(text._ids)))
+    drafter = drafter_over(OTHER, MERGED, TARGET_LETTERS, algorithm=algorithm)
+    fed: list[int] = []
+    grow = drafter._passes.grow
+
+    def counting(drafts: Any, missing: Any) -> None:
+        fed.extend(map(len, missing))
+        grow(drafts, missing)
+
+    drafter._passes.grow = counting  # type: ignore[method-assign]
+    prompt = [(place * place + place // 7) % 9 for place in range(150)]
+    prompts = [prompt, [*prompt, 2, 0, 1], prompt, [*prompt[:140], 2, 2]]
+    for _ in range(2):
+        fed.clear()
+        drafted = run(toy_engine(TARGET, drafter, vocab_size=9, k=3, num_blocks=256), prompts, GREEDY)
+        assert ids(drafted) == ids(run(toy_engine(TARGET, None, vocab_size=9, num_blocks=256), prompts, GREEDY))
+        assert all(output.metrics.speculation == "cross_vocab" for output in drafted)
+        drafter.check_integrity()
+    assert max(fed) < 100, "what the first round computed need not be computed again"
 
 
 def test_an_end_is_an_end_and_no_text_is() -> None:
