@@ -86,7 +86,10 @@ class CrossVocabDrafter:
         drafts = [draft for draft, _ in begun]
         self._passes.grow(drafts, [missing for _, missing in begun])
         for draft in drafts:
-            self._contexts[draft.request_id].fed(draft.draft_ids[:-1])  # the last need not have been fed
+            context = self._contexts[draft.request_id]
+            context.fed(draft.draft_ids[:-1])  # the last need not have been fed
+            shared = self._passes.publish(draft.request_id, context.token_ids, context.num_settled)
+            context.num_shared = max(context.num_shared, shared)
             proposals[draft.request_id] = draft.proposal()
         return list(proposals.values())
 
@@ -119,7 +122,13 @@ class CrossVocabDrafter:
         if context is None:
             context = _Context(Retokenizer(self._texts.target, self._texts.own, self.shared.images))
             self._contexts[request_id] = context
-        missing = context.read(entry.request.token_ids)
+        context.read(entry.request.token_ids)
+        if context.num_cached < context.num_shared:
+            self._passes.free(request_id)  # others may read what is to be written anew
+            context.restart()
+        if not context.begun:
+            context.begin(self._passes.begin(request_id, context.token_ids))
+        missing = context.missing()
         if not missing:
             return None
         computed = context.num_cached
@@ -153,6 +162,20 @@ class _Context:
         self._num_ids = 0
         self._beyond: list[int] = []
         """The cache holds the first ``_num_ids`` tokens of the text's whole characters, then these."""
+        self.begun = False
+        self.num_shared = 0
+        """Tokens at the beginning whose places in the cache others may read."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of the text's whole characters, to be read only; none if the text cannot be said."""
+        said = self._text.tokens()
+        return [] if said is None else said[0]
+
+    @property
+    def num_settled(self) -> int:
+        """Tokens at the beginning that hardly ever change."""
+        return self._text.num_settled
 
     @property
     def num_cached(self) -> int:
@@ -164,14 +187,22 @@ class _Context:
         """True if the text ends inside a character."""
         return self._text.in_character
 
-    def read(self, token_ids: Sequence[int]) -> list[int]:
-        """The tokens of the text after those in the cache, at least one; none if there is nothing to draft from."""
+    def begin(self, num_cached: int) -> None:
+        """The cache holds so many tokens of the text from the start."""
+        self.begun, self._num_ids = True, num_cached
+
+    def restart(self) -> None:
+        """The cache holds nothing any more."""
+        self.begun, self._num_ids, self._beyond, self.num_shared = False, 0, [], 0
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Read on in the committed ``token_ids``; ``num_cached`` is then what the cache holds of the text as it is."""
         kept = self._text.update(token_ids)
         if kept < self._num_ids:
             self._num_ids, self._beyond = kept, []
         said = self._text.tokens()
         if said is None or not any(said):
-            return []
+            return
         ids, rest = said
         same = 0
         for token_id, cached in zip([*ids[self._num_ids :], *rest], self._beyond, strict=False):
@@ -180,10 +211,14 @@ class _Context:
             same += 1
         cached_len = min(self._num_ids + same, len(ids) + len(rest) - 1)  # logits after the last token are wanted
         self._num_ids, self._beyond = min(cached_len, len(ids)), rest[: max(cached_len - len(ids), 0)]
-        return ids[self._num_ids :] + rest[len(self._beyond) :]
+
+    def missing(self) -> list[int]:
+        """The tokens of the text after those in the cache, at least one; none if there is nothing to draft from."""
+        said = self._text.tokens()
+        return [] if said is None else said[0][self._num_ids :] + said[1][len(self._beyond) :]
 
     def fed(self, draft_ids: Sequence[int]) -> None:
-        """What ``read`` gave has been fed, and then these drafts."""
+        """What is ``missing`` has been fed, and then these drafts."""
         ids, rest = self._text.tokens() or ([], [])
         self._num_ids, self._beyond = len(ids), [*rest, *draft_ids]
 

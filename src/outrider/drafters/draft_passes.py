@@ -82,9 +82,11 @@ class DraftPasses:
         self._runner.keep_path(request_id, start, nodes)
         self.keep(request_id, start + len(nodes))
 
-    def publish(self, request_id: str, token_ids: Sequence[int], num_settled: int) -> None:
-        """Let requests that begin alike share the K/V of ``token_ids[:num_settled]``, which stay as they are."""
-        self._runner.kv.publish(request_id, token_ids, min(num_settled, self._num_computed[request_id]))
+    def publish(self, request_id: str, token_ids: Sequence[int], num_settled: int) -> int:
+        """Let requests that begin alike share the K/V of ``token_ids[:num_settled]`` as far as computed; how far."""
+        settled = min(num_settled, self._num_computed[request_id])
+        self._runner.kv.publish(request_id, token_ids, settled)
+        return settled
 
     def free(self, request_id: str) -> None:
         """Give the request's blocks back."""

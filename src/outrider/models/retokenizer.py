@@ -61,6 +61,11 @@ class Retokenizer:
         return self._kept
 
     @property
+    def num_settled(self) -> int:
+        """Tokens that the next update hardly ever changes."""
+        return max(len(self._ids) - 2 * _WINDOW, self._floor)
+
+    @property
     def in_character(self) -> bool:
         """True if the text ends inside a character."""
         return bool(self._partial)

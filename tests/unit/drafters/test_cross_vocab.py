@@ -15,8 +15,9 @@ from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.errors import ConfigError, VocabularyMismatchError
+from outrider.models.retokenizer import Retokenizer
 from outrider.models.tokenizer import Tokenizer
-from outrider.models.toy import Law, ToyModel, random_table
+from outrider.models.toy import Law, ToyModel, random_table, scripted
 from outrider.models.vocabulary import Vocabulary
 from outrider.outputs import RequestOutput
 from outrider.request import Request
@@ -244,6 +245,34 @@ def test_a_trimmed_draft_proposes_its_own_tokens_only(algorithm: Any, params: Sa
     assert {token for _, proposal in seen for token in proposal.token_ids} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("settled", [True, False], ids=["settled", "too early"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_requests_that_begin_alike_share_what_the_draft_computed(
+    algorithm: Any, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if tokens that change later were shared, nobody writes to what others read."""
+    if not settled:
+        monkeypatch.setattr(Retokenizer, "num_settled", property(lambda text: len(text._ids)))
+    drafter = drafter_over(OTHER, MERGED, TARGET_LETTERS, algorithm=algorithm)
+    fed: list[int] = []
+    grow = drafter._passes.grow
+
+    def counting(drafts: Any, missing: Any) -> None:
+        fed.extend(map(len, missing))
+        grow(drafts, missing)
+
+    drafter._passes.grow = counting  # type: ignore[method-assign]
+    prompt = [(place * place + place // 7) % 9 for place in range(150)]
+    prompts = [prompt, [*prompt, 2, 0, 1], prompt, [*prompt[:140], 2, 2]]
+    for _ in range(2):
+        fed.clear()
+        drafted = run(toy_engine(TARGET, drafter, vocab_size=9, k=3, num_blocks=256), prompts, GREEDY)
+        assert ids(drafted) == ids(run(toy_engine(TARGET, None, vocab_size=9, num_blocks=256), prompts, GREEDY))
+        assert all(output.metrics.speculation == "cross_vocab" for output in drafted)
+        drafter.check_integrity()
+    assert max(fed) < 100, "what the first round computed need not be computed again"
+
+
 def test_an_end_is_an_end_and_no_text_is() -> None:
     target = spelled(["a", "<", "x", ">", "<stop>", "b"], end="<stop>")
     own = spelled(["b", "<x>", ">", "x", "<", "a"], end="<x>")
@@ -343,3 +372,52 @@ def test_auto_takes_text_for_greedy_requests_and_where_little_is_shared() -> Non
 def test_settings_that_do_not_fit_are_named(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SpeculativeConfig(**keys)
+
+
+def test_the_last_token_of_a_text_that_may_go_on_is_left_out() -> None:
+    """The target says a text in its longest tokens, the draft letter by letter: only whole tokens are proposed."""
+    target = spelled([*"abcd", "ab", "abc", "cd", "ba"], merges=[("a", "b"), ("ab", "c"), ("c", "d"), ("b", "a")])
+    own = spelled([*"dcba"])
+    text = "abcdbabcabdcdabacbaabcab" * 6
+    script = Vocabulary(target).encode(text)
+
+    def saying(context: tuple[int, ...]) -> NDArray[np.float64]:
+        probs = np.full(8, 0.001)
+        probs[script[len(context)]] = 1.0
+        return np.asarray(probs / probs.sum())
+
+    def spelling(context: tuple[int, ...]) -> NDArray[np.float64]:
+        probs = np.full(4, 0.001)
+        probs["dcba".index(text[len(context)])] = 1.0
+        return np.asarray(probs / probs.sum())
+
+    drafter = drafter_over(spelling, own, target)
+    (output,) = run(toy_engine(saying, drafter, vocab_size=8, k=4), [script[:1]], GREEDY)
+    assert output.outputs[0].token_ids == tuple(script[1:25])
+    assert output.metrics.speculative_decoding.draft_acceptance_rate == 1.0
+    assert output.metrics.speculative_decoding.num_accepted_draft_tokens > 8
+
+
+def test_what_others_read_is_not_written_anew(caplog: pytest.LogCaptureFixture) -> None:
+    """Shared too early, a block's last token becomes another one when the text goes on: "h", then "hi"."""
+    law = scripted(9, [7, 8], prompt_len=3)  # h, i, h, i, ...
+    drafter = drafter_over(OTHER, MERGED, TARGET_LETTERS, algorithm="tli")
+    # The first request shares its first block, waits while the second one takes it, and then goes on.
+    k = KSchedule(lambda request: 3 if request.request_id == "b" or request.num_output_tokens not in (2, 3, 4) else 0)
+    engine = toy_engine(law, drafter, vocab_size=9, k=k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Retokenizer, "num_settled", property(lambda text: len(text._ids)))
+        first = engine.add_request("a", [1, 2, 3], GREEDY)
+        engine.step()
+        assert first.output_token_ids == [7]
+        second = engine.add_request("b", [1, 2, 3, 7, 7, 7], GREEDY)
+        free = drafter._passes._runner.kv.num_free_blocks
+        engine.step()
+        assert drafter._passes._runner.kv.num_free_blocks < free
+        drain(engine)
+    assert first.output_token_ids == [7, 8] * 12
+    assert "failed" not in caplog.text
+    for name in "ab":
+        assert engine.take_output(name).metrics.speculation == "cross_vocab"
+    assert second.num_output_tokens == 24
+    drafter.check_integrity()
