@@ -98,7 +98,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for, parts of characters too; empty for ids without a token."""
-        token = self._tokens.get(token_id, "")
+        token = self.tokens.get(token_id, "")
         if token_id in self.backend.get_added_tokens_decoder():
             return token.encode()
         if "ByteLevel" in self._decoder:
