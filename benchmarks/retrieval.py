@@ -111,7 +111,13 @@ def main() -> int:
     engines = {
         method: LLM(
             arguments.model,
-            speculative_config={"method": method, "num_speculative_tokens": arguments.k, "adaptive": False},
+            # Without memory of earlier outputs: a repeat must not find the text of the run before.
+            speculative_config={
+                "method": method,
+                "num_speculative_tokens": arguments.k,
+                "adaptive": False,
+                "suffix_cache_tokens": 0,
+            },
             prefix_caching=False,
             kv_cache_memory=256 << 20,
         )
