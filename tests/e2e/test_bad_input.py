@@ -207,7 +207,8 @@ def test_a_draft_with_another_vocabulary_is_refused_with_both_sizes_and_the_firs
     outrider: Any, tmp_path: Path, model: str
 ) -> None:
     smaller = tiny_model(tmp_path / "smaller", words=17)
-    code, _, err = outrider("generate", model, "--prompt", "w1", "--draft-model", str(smaller))
+    speculative = json.dumps({"method": "draft_model", "model": str(smaller)})
+    code, _, err = outrider("generate", model, "--prompt", "w1", "--speculative-config", speculative)
     line = one_line(err)
     assert code == 2
     for word in ("17 tokens", "20", "id 17", "'w17'", "cross_vocab"):
@@ -221,7 +222,8 @@ def test_a_draft_with_another_vocabulary_is_refused_with_both_sizes_and_the_firs
 def test_a_draft_with_the_same_vocabulary_is_accepted(outrider: Any, tmp_path: Path, model: str) -> None:
     same = tiny_model(tmp_path / "same", seed=1)
     plain = outrider("generate", model, "--prompt", "w3 w5", "--speculative-config", "off", "--max-tokens", "12")
-    drafted = outrider("generate", model, "--prompt", "w3 w5", "--draft-model", str(same), "--max-tokens", "12")
+    config = json.dumps({"method": "draft_model", "model": str(same)})
+    drafted = outrider("generate", model, "--prompt", "w3 w5", "--speculative-config", config, "--max-tokens", "12")
     assert plain[0] == drafted[0] == 0, drafted[2]
     assert plain[1] == drafted[1]
     assert "speculation draft_model" in drafted[2]

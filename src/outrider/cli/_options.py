@@ -53,7 +53,7 @@ Speculative = Annotated[
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option("--draft-model", help="Draft with this model (of another vocabulary: with method cross_vocab)."),
+    typer.Option("--draft-model", help="Draft with this model (its tokenizer may be another one)."),
 ]
 NumSpeculative = Annotated[
     int | None, typer.Option("--num-speculative-tokens", "-k", help="Draft at most K tokens per step; 0 drafts none.")
