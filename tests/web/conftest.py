@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,8 +47,9 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        # A container's root has no user namespaces for the sandbox; the page is ours.
-        launched = driver.chromium.launch(executable_path=_browser_path(), args=["--no-sandbox", "--disable-gpu"])
+        # Chromium has no sandbox for root, as which containers run; the page is ours.
+        args = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+        launched = driver.chromium.launch(executable_path=_browser_path(), args=args)
         yield launched
         launched.close()
 

@@ -178,6 +178,15 @@ def test_a_race_ends_with_an_identical_badge_and_can_be_replayed(page: Page, fak
     holds(page.locator(".lane .token"), 96)
 
 
+def test_a_race_warns_where_the_drafter_remembers_earlier_answers(page: Page, fake: FakeServer) -> None:
+    race(opened(page, fake))
+    assert page.locator("text=remembers the answers").count() == 0
+    fake.speculation = "suffix, up to 15 tokens per step"
+    page.reload()
+    race(opened(page, fake))
+    assert page.locator("text=remembers the answers").count() == 1
+
+
 def test_a_race_says_where_the_lanes_differ(page: Page, fake: FakeServer) -> None:
     fake.differs_at = 5
     race(opened(page, fake))

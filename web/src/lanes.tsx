@@ -49,6 +49,11 @@ export function Lanes({ on, off, marks = true, children }: {
         <Lane title="Speculation on" run={on} tokens={shown(on)} differs={differs} live={now === null} marks={marks} />
         <Lane title="Speculation off" run={off} tokens={shown(off)} differs={differs} live={now === null} marks={marks} />
       </div>
+      {/suffix|composite/.test(on.speculation) && (
+        <p class="muted">
+          This drafter remembers the answers of this server: a prompt that was answered before runs faster than a new one.
+        </p>
+      )}
       <section class="card" aria-label="Replay and figures">
         <h3>Replay both from their start, at their real speed</h3>
         <Scrubber

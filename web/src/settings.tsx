@@ -56,7 +56,7 @@ export function SettingsCard({ settings, apiKey, server, keyField, onChange, onK
             <option value="off">off</option>
           </select>
         </label>
-        {field("k", "Drafts per pass, K", !server?.k ? "default" : `default: ${server.k}`, {
+        {field("k", "Drafts per pass, K", !server?.k ? "default" : `up to ${server.k}`, {
           ...number,
           min: 0,
           max: server?.k || 64,
