@@ -61,6 +61,8 @@ def server(model: str, speculative_config: str) -> Iterator[tuple[int, psutil.Pr
         "0",
         "--speculative-config",
         speculative_config,
+        "--kv-cache-memory",
+        "512MiB",
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -116,7 +118,7 @@ async def one_stream(port: int, chance: random.Random, leaves: bool, seen: Seen)
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nConnection: close\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         began, first, last, count = time.monotonic(), 0.0, 0.0, 0
         status = await reader.readline()
