@@ -44,12 +44,12 @@ def run(folder: Path, *command: str) -> str:
 
 def test_guidellm_runs_a_benchmark(server: RunningServer, tmp_path: Path) -> None:
     prompts = [{"prompt": text, "output_tokens_count": 12} for text in ("Once upon a time", "1 2 3 4", "The fox")]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps(prompt) for prompt in prompts), encoding="utf-8")
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps(prompt) for prompt in prompts * 4), encoding="utf-8")
     words = [
         "--profile",
         "kind=concurrent,streams=2",
         "--constraint",
-        "kind=max_requests,count=3",
+        "kind=max_requests,count=6",
         "--disable-progress",
     ]
     data = ["--data", "kind=json_file,path=prompts.jsonl", "--output", "kind=json,path=report.json"]
@@ -57,8 +57,8 @@ def test_guidellm_runs_a_benchmark(server: RunningServer, tmp_path: Path) -> Non
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     (benchmark,) = report["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
-    assert totals["successful"] == len(prompts)
     assert totals["errored"] == 0
+    assert totals["successful"] >= 3  # it cuts off those that are under way when enough have been counted
 
 
 def test_lm_eval_scores_a_task(server: RunningServer, tmp_path: Path) -> None:
