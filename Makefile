@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PAGE := src/outrider/server/web/dist/index.html
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test web test-web bench bench-models peers peers-openvino peers-vllm sanitize docs clean
+.PHONY: help setup demo check format test web test-web test-clients bench bench-models peers peers-openvino peers-vllm sanitize docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,7 +42,7 @@ format: $(STAMP) ## let ruff format the code
 	$(BIN)/ruff format src tests docs benchmarks
 
 test: setup ## all tests but those of the playground
-	$(BIN)/python -m pytest --ignore=tests/web
+	$(BIN)/python -m pytest --ignore=tests/web --ignore=tests/clients
 
 web: $(PAGE) ## bundle the playground; needs Node.js 20 or newer
 
@@ -53,6 +53,14 @@ $(PAGE): web/package.json web/package-lock.json web/build.mjs $(wildcard web/src
 
 test-web: setup ## the playground in Debian's Chromium; skipped, saying why, without one
 	$(BIN)/python -m pytest tests/web
+
+test-clients: setup .venv-clients/.installed ## guidellm, lm-eval and LangChain against the server; some GB to install
+	$(BIN)/python -m pytest tests/clients
+
+.venv-clients/.installed: requirements-clients.txt
+	$(PYTHON) -m venv .venv-clients
+	nice .venv-clients/bin/pip install --disable-pip-version-check -r requirements-clients.txt
+	touch $@
 
 bench: setup ## the figures quoted in the README, written to benchmarks/results
 	$(BIN)/python benchmarks/first_light.py --json benchmarks/results/first_light.json
@@ -89,5 +97,5 @@ sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build
 docs: $(STAMP) ## write docs/cli.md anew from the commands' own help
 	$(BIN)/python docs/make_cli.py
 
-clean: ## remove what make has made, but for .venv-peers and .venv-vllm
+clean: ## remove what make has made, but for .venv-peers, .venv-vllm and .venv-clients
 	rm -rf $(VENV) web/node_modules $(dir $(PAGE)) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -67,8 +67,8 @@ def _jobs(ready: Ready, body: ChatCompletionRequest) -> tuple[list[Job], ToolUse
     token_ids = ready.encode(text, "messages", add_special_tokens=False)
     params = sampling_params(
         body,
-        ready.speculative,
-        ready.drafter,
+        ready.methods,
+        ready.max_drafts,
         max_tokens=_max_tokens(body, ready.max_model_len - len(token_ids)),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structured_outputs=structured_outputs(body) if tools is None else tools.grammar,

@@ -60,8 +60,8 @@ def _jobs(ready: Ready, body: CompletionRequest) -> tuple[list[_PromptText], lis
     wants_prompt = body.echo and body.logprobs is not None
     params = sampling_params(
         body,
-        ready.speculative,
-        ready.drafter,
+        ready.methods,
+        ready.max_drafts,
         # The pass that scores the prompt gives a token for nothing; it is left out of the answer.
         max_tokens=1 if body.max_tokens == 0 else None,
         logprobs=body.logprobs,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from outrider.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
+from outrider.config import MAX_SPECULATIVE_TOKENS
 from outrider.errors import InvalidRequestError
 from outrider.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams, StructuredOutputs
 from outrider.server.errors import bad_request
@@ -97,10 +97,8 @@ def check_known(request: GenerationRequest) -> None:
         raise bad_request("stream_options need stream=true", "stream_options")
 
 
-def sampling_params(
-    request: GenerationRequest, speculative: SpeculativeConfig, drafter: str | None, **more: Any
-) -> SamplingParams:
-    """The request's parameters; ``more`` are set by the route.
+def sampling_params(request: GenerationRequest, methods: Sequence[str], max_drafts: int, **more: Any) -> SamplingParams:
+    """The request's parameters; ``more`` are set by the route. ``methods`` and ``max_drafts``: see ``speculation``.
 
     Raises ``ApiError`` naming the field, or ``InvalidRequestError`` naming the parameter (see ``named``).
     """
@@ -111,9 +109,7 @@ def sampling_params(
         if request.stream:
             raise bad_request("prompt_logprobs can not be streamed; leave stream out", "prompt_logprobs")
         values["prompt_logprobs"] = request.prompt_logprobs
-    cap = draft_cap(request.speculative_config, speculative, drafter)
-    if cap is not None:
-        values["num_speculative_tokens"] = cap
+    values |= speculation(request.speculative_config, methods, max_drafts)
     if (text := predicted_text(request)) is not None:
         values["prediction"] = text
     if (request.min_tokens or 0) > (limit := values.get("max_tokens", DEFAULT_MAX_TOKENS)):
@@ -168,13 +164,13 @@ def format_field(request: GenerationRequest) -> str:
     return "structured_outputs" if request.structured_outputs is not None else "response_format"
 
 
-def draft_cap(wanted: str | dict[str, Any] | None, speculative: SpeculativeConfig, drafter: str | None) -> int | None:
-    """The most tokens to draft per step, 0 for no speculation, None for the engine's own K.
+def speculation(wanted: str | dict[str, Any] | None, methods: Sequence[str], most: int) -> dict[str, Any]:
+    """The sampling parameters that ``speculative_config`` comes to.
 
-    ``drafter`` is the name of the one at work, None without.
+    ``methods`` are those that this engine's requests may choose, and ``most`` is the K that they may lower.
     """
     if wanted is None:
-        return None
+        return {}
     keys = {"method": wanted} if isinstance(wanted, str) else wanted
     unknown = sorted(keys.keys() - {"method", "num_speculative_tokens"})
     if unknown:
@@ -184,27 +180,24 @@ def draft_cap(wanted: str | dict[str, Any] | None, speculative: SpeculativeConfi
             "speculative_config",
         )
     method, count = keys.get("method"), keys.get("num_speculative_tokens")
-    own = () if drafter is None else dict.fromkeys((str(speculative.resolved_method), drafter))
-    if method not in (None, "auto", "off", *own):
-        available = ", ".join(["auto", "off", *own])
+    if method not in (None, "auto", *methods):
+        available = ", ".join(["auto", *methods])
         raise bad_request(
             f"speculative_config.method={method!r} is not at work here; available are: {available}",
             "speculative_config",
         )
-    if method == "off":
-        return 0
-    if count is None:
-        return None
+    chosen: dict[str, Any] = {} if method in (None, "auto") else {"speculative_method": method}
+    if count is None or method == "off":
+        return chosen
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_SPECULATIVE_TOKENS:
         raise bad_request(
             f"speculative_config.num_speculative_tokens={count!r} must be an integer from 0 to "
             f"{MAX_SPECULATIVE_TOKENS}",
             "speculative_config",
         )
-    most = 0 if drafter is None else speculative.num_speculative_tokens
     if count > most:
         raise bad_request(
             f"speculative_config.num_speculative_tokens={count} is above this server's {most}; ask for at most that",
             "speculative_config",
         )
-    return count
+    return chosen | {"num_speculative_tokens": count}

@@ -98,10 +98,10 @@ def _model(ready: Ready, name: str) -> dict[str, Any]:
         "root": ready.root,
         "max_model_len": ready.max_model_len,
         "speculation": {
-            "active": ready.drafter is not None,
+            "active": ready.max_drafts > 0,
             "description": ready.engine.engine.speculation,
-            "methods": ["auto", "off"] if ready.drafter is None else ["auto", "off", ready.drafter],
-            "num_speculative_tokens": 0 if ready.drafter is None else ready.speculative.num_speculative_tokens,
+            "methods": ["auto", *ready.methods],
+            "num_speculative_tokens": ready.max_drafts,
         },
         "tools": ready.tokenizer.supports_tools,
         "chat": ready.tokenizer.chat_template is not None,

@@ -44,10 +44,14 @@ class Ready:
         return self.engine.engine.max_model_len
 
     @property
-    def drafter(self) -> str | None:
-        """The name of the drafter at work; None without speculation."""
-        drafter = self.engine.engine.drafter
-        return None if drafter is None else drafter.name
+    def methods(self) -> tuple[str, ...]:
+        """What requests may choose to draft with; only ``off`` without speculation."""
+        return self.engine.engine.speculative_methods
+
+    @property
+    def max_drafts(self) -> int:
+        """The most tokens that are drafted per step; requests may lower it."""
+        return 0 if self.engine.engine.drafter is None else self.speculative.num_speculative_tokens
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises a 404 for a model that is not served here."""

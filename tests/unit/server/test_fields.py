@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from outrider.config import SpeculativeConfig
 from outrider.sampling_params import SamplingParams
 from outrider.server.errors import ApiError, api_error, field_path
-from outrider.server.fields import draft_cap, sampling_params
+from outrider.server.fields import sampling_params, speculation
 from outrider.server.schemas import ChatCompletionRequest
 
-NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=5)
-OFF = SpeculativeConfig(method="off")
+METHODS = ("off", "ngram", "suffix")
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
@@ -44,7 +42,7 @@ def test_every_sampling_field_arrives() -> None:
         "repetition_penalty": 1.5,
         "prompt_logprobs": 2,
     }
-    params = sampling_params(chat(**fields), NGRAM, "ngram")
+    params = sampling_params(chat(**fields), METHODS, 5)
     expected = SamplingParams(**{**fields, "logit_bias": {5: -3.0}})
     assert params == expected
     # Each of them differs from its default, so none could have been forgotten unseen.
@@ -54,44 +52,48 @@ def test_every_sampling_field_arrives() -> None:
 
 def test_nulls_are_fields_left_out() -> None:
     fields = dict.fromkeys(ChatCompletionRequest.model_fields.keys() - {"messages"})
-    assert sampling_params(chat(**fields, best_of=None, suffix=None), NGRAM, "ngram") == SamplingParams()
+    assert sampling_params(chat(**fields, best_of=None, suffix=None), METHODS, 5) == SamplingParams()
 
 
 @pytest.mark.parametrize(
-    ("wanted", "cap"),
+    ("wanted", "chosen"),
     [
-        (None, None),
-        ("auto", None),
-        ("ngram", None),
-        ({}, None),
-        ("off", 0),
-        ({"method": "off"}, 0),
-        ({"method": "off", "num_speculative_tokens": 3}, 0),
-        ({"num_speculative_tokens": 0}, 0),
-        ({"num_speculative_tokens": 5}, 5),
-        ({"method": "ngram", "num_speculative_tokens": 2}, 2),
+        (None, {}),
+        ("auto", {}),
+        ({}, {}),
+        ("ngram", {"speculative_method": "ngram"}),
+        ("off", {"speculative_method": "off"}),
+        ({"method": "off", "num_speculative_tokens": 3}, {"speculative_method": "off"}),
+        ({"num_speculative_tokens": 0}, {"num_speculative_tokens": 0}),
+        ({"num_speculative_tokens": 5}, {"num_speculative_tokens": 5}),
+        (
+            {"method": "suffix", "num_speculative_tokens": 2},
+            {"speculative_method": "suffix", "num_speculative_tokens": 2},
+        ),
     ],
 )
-def test_drafts_may_be_capped_per_request(wanted: Any, cap: int | None) -> None:
-    assert draft_cap(wanted, NGRAM, "ngram") == cap
+def test_a_request_may_choose_its_drafter_and_lower_k(wanted: Any, chosen: dict[str, Any]) -> None:
+    assert speculation(wanted, METHODS, 5) == chosen
+    params = sampling_params(chat(speculative_config=wanted), METHODS, 5)
+    assert params == SamplingParams(**chosen)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "speculative", "message"),
+    ("wanted", "methods", "most", "message"),
     [
-        ("suffix", NGRAM, "method='suffix' is not at work here; available are: auto, off, ngram"),
-        ({"method": []}, NGRAM, r"method=\[\] is not at work here"),
-        ("ngram", OFF, "available are: auto, off"),
-        ({"num_speculative_tokens": 6}, NGRAM, "=6 is above this server's 5"),
-        ({"num_speculative_tokens": 1}, OFF, "=1 is above this server's 0"),
-        ({"num_speculative_tokens": True}, NGRAM, "=True must be an integer from 0 to 64"),
-        ({"num_speculative_tokens": -1}, NGRAM, "=-1 must be an integer"),
-        ({"model": "x"}, NGRAM, "speculative_config.model is set when the server starts"),
+        ("eagle3", METHODS, 5, "method='eagle3' is not at work here; available are: auto, off, ngram, suffix"),
+        ({"method": []}, METHODS, 5, r"method=\[\] is not at work here"),
+        ("ngram", ("off",), 0, "available are: auto, off$"),
+        ({"num_speculative_tokens": 6}, METHODS, 5, "=6 is above this server's 5"),
+        ({"num_speculative_tokens": 1}, ("off",), 0, "=1 is above this server's 0"),
+        ({"num_speculative_tokens": True}, METHODS, 5, "=True must be an integer from 0 to 64"),
+        ({"num_speculative_tokens": -1}, METHODS, 5, "=-1 must be an integer"),
+        ({"model": "x"}, METHODS, 5, "speculative_config.model is set when the server starts"),
     ],
 )
-def test_what_a_request_can_not_have_is_said(wanted: Any, speculative: SpeculativeConfig, message: str) -> None:
+def test_what_a_request_can_not_have_is_said(wanted: Any, methods: tuple[str, ...], most: int, message: str) -> None:
     with pytest.raises(ApiError, match=message) as caught:
-        draft_cap(wanted, speculative, "ngram" if speculative is NGRAM else None)
+        speculation(wanted, methods, most)
     assert caught.value.param == "speculative_config"
 
 
