@@ -1,9 +1,9 @@
 """Speculation chosen by cost against none and against fixed choices: ``python benchmarks/never_slower.py``.
 
-Three workloads: *copy* (a table to be repeated), *chat* (questions), *random* (random tokens to go on from), greedy, each
-at several concurrencies. Per cell every arm runs once a round, the order turning; an arm's figure is the median over
-rounds of its decode rate over that of ``off`` in the same round. Timed is what follows the first token of every request,
-with all requests running to the same length. No arm remembers prompts or outputs of earlier rounds.
+Three workloads: *copy* (a table to be repeated), *chat* (questions), *random* (random tokens to go on from), greedy,
+each at several concurrencies. Per cell every arm runs once a round, the order turning; an arm's figure is the median
+over rounds of its decode rate over that of ``off`` in the same round. Timed is what follows the first token of every
+request, with all requests running to the same length. No arm remembers prompts or outputs of earlier rounds.
 
 ``idle`` is the adaptive engine over a cost table in which no draft can pay: all of the machinery and K = 0 throughout.
 Prints a table, ends with one JSON line.
@@ -113,7 +113,11 @@ def main() -> int:
     arguments = parser.parse_args()
     draft = {"model": arguments.draft_model, "quantization": "int4", "draft_vocab_size": 32768}
     draft = draft if arguments.draft_model else {}
-    arms = {"off": {"method": "off"}, "auto": {"method": "auto"}, "idle": {"method": "suffix"}}
+    arms: dict[str, dict[str, Any]] = {
+        "off": {"method": "off"},
+        "auto": {"method": "auto"},
+        "idle": {"method": "suffix"},
+    }
     for text in filter(None, arguments.fixed.split(",")):
         method, _, k = text.partition(":")
         arms[text] = {"method": method, "num_speculative_tokens": int(k), "adaptive": False}

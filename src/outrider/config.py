@@ -132,6 +132,17 @@ class SpeculativeConfig(Strict):
         """True if a draft model is at work."""
         return self.model is not None and self.resolved_method in ("draft_model", "cross_vocab", "composite")
 
+    @staticmethod
+    def keys_of(text: str) -> dict[str, Any]:
+        """The keys that a method's name or a JSON object gives, not yet checked. Raises ``ConfigError``."""
+        if not text.lstrip().startswith("{"):
+            return {"method": text}
+        try:
+            keys: dict[str, Any] = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"speculative_config is not valid JSON ({error}): {text!r}") from None
+        return keys
+
     @classmethod
     def parse(cls, value: SpeculativeConfig | dict[str, Any] | str | None) -> SpeculativeConfig:
         """Accept ``None`` (off), a method's name, a JSON object as text, a dict, or a ready object."""
@@ -142,11 +153,7 @@ class SpeculativeConfig(Strict):
         if isinstance(value, dict):
             return cls(**value)
         if isinstance(value, str):
-            text = value if value.lstrip().startswith("{") else json.dumps({"method": value})
-            try:
-                return cls(**json.loads(text))
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"speculative_config is not valid JSON ({error}): {value!r}") from None
+            return cls(**cls.keys_of(value))
         raise ConfigError(f"speculative_config must be None, a name, a dict or JSON text, not {type(value).__name__}")
 
 

@@ -78,7 +78,7 @@ def speculative_dict(config: str, draft_model: str | None, num_speculative_token
     from outrider.config import SpeculativeConfig
     from outrider.errors import ConfigError
 
-    chosen = SpeculativeConfig.parse(config).model_dump(exclude_unset=True)
+    chosen = SpeculativeConfig.keys_of(config)
     for key, option, value in (
         ("model", "--draft-model", draft_model),
         ("num_speculative_tokens", "--num-speculative-tokens", num_speculative_tokens),
@@ -88,7 +88,8 @@ def speculative_dict(config: str, draft_model: str | None, num_speculative_token
         if chosen.get(key, value) != value:
             raise ConfigError(f"{option} {value!r} contradicts {key}={chosen[key]!r} in --speculative-config; give one")
         chosen[key] = value
-    return chosen
+    # Only now, since one option may be what another needs.
+    return SpeculativeConfig(**chosen).model_dump(exclude_unset=True)
 
 
 def fetch(model: str, speculative: dict[str, Any], **settings: Any) -> EngineConfig:

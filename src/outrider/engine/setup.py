@@ -31,7 +31,7 @@ from outrider.scheduler.speculation import FixedSpeculation, SpeculationControll
 
 logger = logging.getLogger(__name__)
 
-MEASURING_SECONDS = 0.6
+MEASURING_SECONDS = 1.0
 """About how long an engine that speculates takes at start to measure what passes of its target cost."""
 
 _COUPLED: dict[Verification, Coupled] = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
 from outrider.runner.model_runner import Chunk, ModelRunner
 from outrider.scheduler.costs import PassCosts
 
-ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Where the time of a pass is taken; kernels work in tiles of rows, so the small numbers each matter."""
 _CONTEXT = 1024
 _NAME = "measuring the cost of a pass"
@@ -24,8 +23,9 @@ def measure_passes(
 ) -> PassCosts:
     """Time passes of the runner's model over ``rows``, all sizes in turn, for about ``seconds``.
 
-    Each size is run at least twice and its median taken; sizes that do not fit the cache, or that alone would take more
-    than half of the time, are left out. The cache must hold no request; afterwards it is as before.
+    Each size is run at least twice and its shortest time taken, since others on the machine only ever lengthen it.
+    Sizes that do not fit the cache are left out, and those beyond the first that takes an eighth of the time. The cache
+    must hold no request; afterwards it is as before.
     """
     room = min(runner.kv.capacity, runner.model.max_model_len)
     sizes = [size for size in rows if size <= room] or [1]
@@ -42,19 +42,19 @@ def measure_passes(
                     break
             if round_number and clock() - begin > seconds:
                 break
-        medians = {size: statistics.median(each) for size, each in times.items()}
+        shortest = {size: min(each) for size, each in times.items()}
         context = min(_CONTEXT, room - 4)
         if context < 256 or clock() - begin > 2.0 * seconds:
-            return PassCosts(medians)
+            return PassCosts(shortest)
         few, more = sizes[0], min(4, max(sizes))
         extra = {
-            size: min(_timed(runner, size, context, clock) for _ in range(3)) - min(times[size]) for size in {few, more}
+            size: min(_timed(runner, size, context, clock) for _ in range(3)) - shortest[size] for size in {few, more}
         }
     finally:
         runner.kv.free(_NAME)
     per_attended = 0.0 if more == few else max((extra[more] - extra[few]) / (context * (more - few)), 0.0)
     per_context = max(extra[few] / context - few * per_attended, 0.0)
-    return PassCosts(medians, per_context=per_context, per_attended=per_attended)
+    return PassCosts(shortest, per_context=per_context, per_attended=per_attended)
 
 
 def _timed(runner: ModelRunner, rows: int, context: int, clock: Callable[[], float]) -> float:

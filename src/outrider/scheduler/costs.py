@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Seconds = NDArray[np.float64]
 
 _LEVEL_RATE = 0.2
-_SHAPE_RATE = 0.01
+_SHAPE_RATE = 0.02
 _LARGEST_SURPRISE = 0.5
 """A pass that was interrupted took several times as long; more than this, as a logarithm, is not learnt from it."""
 
