@@ -12,7 +12,6 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from typing import Protocol
 
 from outrider.engine.answers import joined, one_each
 from outrider.engine.engine import Engine
+from outrider.engine.mailbox import Mailbox, call_in_loop, deliver
 from outrider.errors import EngineUnavailableError, InvalidRequestError, QueueFullError, RequestFailedError
 from outrider.outputs import RequestOutput, StreamPiece
 from outrider.request import Request
@@ -59,30 +59,6 @@ class Load:
     kv_usage: float
 
 
-class _Mailbox:
-    """What was gained and not read yet; belongs to one event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, size: int) -> None:
-        self.loop = loop
-        self.news: deque[tuple[int, StreamPiece | None, RequestOutput | None]] = deque()
-        self.arrived = asyncio.Event()
-        self.accepted: asyncio.Future[None] = loop.create_future()
-        self.request_ids: tuple[str, ...] = ()
-        self.size = size
-
-    def put(self, index: int, piece: StreamPiece | None, output: RequestOutput | None) -> None:
-        self.news.append((index, piece, output))
-        self.arrived.set()
-
-    def settle(self, error: Exception | None) -> None:
-        if self.accepted.done():
-            return
-        if error is None:
-            self.accepted.set_result(None)
-        else:
-            self.accepted.set_exception(error)
-
-
 class Answers:
     """The answers to jobs that were submitted together, as they come: an async iterator of (index of the job, piece).
 
@@ -90,7 +66,7 @@ class Answers:
     ``abort``; cancelling a read does so, and so does losing the object.
     """
 
-    def __init__(self, engine: AsyncEngine, mailbox: _Mailbox) -> None:
+    def __init__(self, engine: AsyncEngine, mailbox: Mailbox) -> None:
         self._engine = engine
         self._mailbox = mailbox
         self.outputs: list[RequestOutput | None] = [None] * mailbox.size
@@ -169,7 +145,7 @@ class AsyncEngine:
         self._num_live = 0
         self._refusing: str | None = None
         self._closing = False
-        self._live: dict[str, tuple[Request, _Mailbox, int]] = {}
+        self._live: dict[str, tuple[Request, Mailbox, int]] = {}
         self._not_started: dict[str, Request] = {}
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
         self._thread.start()
@@ -192,7 +168,7 @@ class AsyncEngine:
         Raises ``InvalidRequestError`` if one can not be served, ``QueueFullError`` if there is no room for all of them
         now, and ``EngineUnavailableError`` while the engine is shutting down or broken.
         """
-        mailbox = _Mailbox(asyncio.get_running_loop(), len(jobs))
+        mailbox = Mailbox(asyncio.get_running_loop(), len(jobs))
         with self._wake:
             if self.refusing is not None:
                 raise EngineUnavailableError(self.refusing)
@@ -298,7 +274,7 @@ class AsyncEngine:
                 if closing or self.failure is not None:
                     self._fail_all(self.failure or "the engine is closed")
 
-    def _add(self, jobs: Sequence[Job], mailbox: _Mailbox) -> None:
+    def _add(self, jobs: Sequence[Job], mailbox: Mailbox) -> None:
         added: list[Request] = []
         try:
             if self.failure is not None:
@@ -310,12 +286,12 @@ class AsyncEngine:
                 self.engine.abort(request.request_id)
                 self.engine.take_output(request.request_id)
             self._forget(len(jobs))
-            _call(mailbox.loop, mailbox.settle, error)
+            call_in_loop(mailbox.loop, mailbox.settle, error)
             return
         for index, request in enumerate(added):
             self._live[request.request_id] = (request, mailbox, index)
             self._not_started[request.request_id] = request
-        _call(mailbox.loop, mailbox.settle, None)
+        call_in_loop(mailbox.loop, mailbox.settle, None)
 
     def _abort_here(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
@@ -347,7 +323,7 @@ class AsyncEngine:
 
     def _finish(self, outcomes: Sequence[tuple[Request, StreamPiece | None]]) -> None:
         """Hand out what was gained, in one call for each event loop; forget the requests that have ended."""
-        post: dict[asyncio.AbstractEventLoop, list[tuple[_Mailbox, int, StreamPiece | None, RequestOutput | None]]] = {}
+        post: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, int, StreamPiece | None, RequestOutput | None]]] = {}
         num_ended = 0
         for request, piece in outcomes:
             _, mailbox, index = self._live[request.request_id]
@@ -361,7 +337,7 @@ class AsyncEngine:
             post.setdefault(mailbox.loop, []).append((mailbox, index, piece, output))
         self._forget(num_ended)
         for loop, letters in post.items():
-            if not _call(loop, _deliver, letters):
+            if not call_in_loop(loop, deliver, letters):
                 self._abort([request_id for mailbox, *_ in letters for request_id in mailbox.request_ids])
 
     def _fail_all(self, problem: str) -> None:
@@ -378,7 +354,7 @@ class AsyncEngine:
                 output = RequestOutput(
                     request_id, None, request.prompt_token_ids, [], replace(request.metrics), error=problem
                 )
-                _call(mailbox.loop, mailbox.put, index, None, output)
+                call_in_loop(mailbox.loop, mailbox.put, index, None, output)
         self._finish(outcomes)
 
     def _check(self) -> None:
@@ -402,17 +378,3 @@ class AsyncEngine:
             getattr(self._observer, what)(*news)
         except Exception:
             logger.exception("an observer of the engine failed")
-
-
-def _deliver(letters: Sequence[tuple[_Mailbox, int, StreamPiece | None, RequestOutput | None]]) -> None:
-    for mailbox, index, piece, output in letters:
-        mailbox.put(index, piece, output)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> bool:
-    """Run ``function`` in another thread's event loop; False if that is closed, and so nobody is left to read."""
-    try:
-        loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:
-        return False
-    return True
