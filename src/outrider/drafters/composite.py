@@ -11,14 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from outrider.drafters.base import Drafter, DraftRequest, Proposal, ProposalNote
 from outrider.request import Request
-from outrider.scheduler.speculation import Choice, Draftable, SpeculationController
+from outrider.scheduler.speculation import NOT_WORTH_IT, NOTHING_FOUND, Choice, Draftable, SpeculationController
 from outrider.scheduler.survival import Survival
-
-_NOTHING = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class CompositeDrafter:
             if each is not None and not choice.by_model and choice.num_tokens:
                 proposal, drafter = _beginning(each.proposal, choice.num_tokens), each.drafter
                 self._proposed[entry.request.request_id] = drafter
-            proposals.append(replace(proposal, note=_note(choice, drafter)))
+            proposals.append(_noted(proposal, choice, drafter))
         wanted = [place for place, choice in enumerate(choices) if choice.by_model and choice.num_tokens]
         if self._model is not None and wanted:
             entries = [
@@ -95,7 +91,7 @@ class CompositeDrafter:
             self.planner.observe_drafting(self._clock() - begin)
             for place, proposal in zip(wanted, drawn, strict=True):
                 self._proposed[batch[place].request.request_id] = self._model
-                proposals[place] = replace(proposal, note=_note(choices[place], self._model))
+                proposals[place] = _noted(proposal, choices[place], self._model)
         return proposals
 
     def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None:
@@ -140,7 +136,7 @@ class CompositeDrafter:
                     continue
                 request, other = batch[place].request, best[place]
                 survival = self.planner.survival(request, drafter.name, len(proposal), proposal.chances)
-                if other is None or survival.sum() > other.survival.sum():
+                if other is None or sum(survival) > sum(other.survival):
                     best[place] = _Retrieved(drafter, proposal, request.num_tokens, survival)
         for entry, retrieved in zip(batch, best, strict=True):
             if retrieved is not None:
@@ -153,7 +149,7 @@ class CompositeDrafter:
             count = getattr(self._model, "num_behind", None)
             behind = 1 if count is None else count(entry.request)
         most = entry.max_tokens
-        survival = _NOTHING if retrieved is None else retrieved.survival
+        survival: Survival = () if retrieved is None else retrieved.survival
         return Draftable(entry.request, most, survival, behind)
 
 
@@ -168,5 +164,10 @@ def _beginning(proposal: Proposal, count: int) -> Proposal:
     return replace(proposal, token_ids=proposal.token_ids[:count], chances=chances)
 
 
-def _note(choice: Choice, drafter: Drafter | None) -> ProposalNote:
-    return ProposalNote("" if drafter is None else drafter.name, choice.expected, choice.why)
+_NOTES = {why: ProposalNote(why=why) for why in ("", NOTHING_FOUND, NOT_WORTH_IT)}
+
+
+def _noted(proposal: Proposal, choice: Choice, drafter: Drafter | None) -> Proposal:
+    if drafter is None:
+        return Proposal(note=_NOTES[choice.why])
+    return replace(proposal, note=ProposalNote(drafter.name, choice.expected))

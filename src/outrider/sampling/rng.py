@@ -92,7 +92,10 @@ class KeyedNoise:
 
     def at_step(self, start: int) -> KeyedNoise:
         """The noise of the step whose first new token stands at ``start``."""
-        return KeyedNoise(self.seed, start)
+        # Made anew in every step for every request, so the seed is not absorbed again.
+        noise = KeyedNoise.__new__(KeyedNoise)
+        noise.seed, noise.step, noise._state, noise._negative = self.seed, start, self._state, self._negative
+        return noise
 
     def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> float:
         """A uniform number strictly inside (0, 1): one of the odd multiples of 2**-53."""

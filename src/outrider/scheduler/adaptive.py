@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from outrider.request import Request
-from outrider.scheduler.costs import DraftCosts, Load, PassCosts, Seconds
-from outrider.scheduler.speculation import NOTHING_FOUND, Choice, Draftable, SpeculationController
+from outrider.scheduler.costs import DraftCosts, Load, PassCosts
+from outrider.scheduler.speculation import NOT_WORTH_IT, NOTHING_FOUND, Choice, Draftable, SpeculationController
 from outrider.scheduler.survival import Survival, SurvivalEstimates
 
 PRIORS = {"prediction": 0.8, "ngram": 0.5}
@@ -64,6 +62,10 @@ class _Step:
     """What follows the pass for the rows of decoding requests."""
 
 
+def _worth(slot: tuple[float, int, float]) -> float:
+    return slot[0]
+
+
 @dataclass
 class _Plan:
     """Counts per request, and what they promise: tokens, and tokens less what their time is worth."""
@@ -91,6 +93,7 @@ class AdaptiveSpeculation(SpeculationController):
         self._elapsed = 0.0
         self._balance = 0.0
         self._planned: _Plan | None = None
+        self._plain: float | None = None
         self._pause, self._steps_since_probe = _FIRST_PAUSE, 0
 
     @property
@@ -111,7 +114,7 @@ class AdaptiveSpeculation(SpeculationController):
         """Take in what the step's pass holds without drafts."""
         rows_seconds = sum(self._row_seconds[request.params.greedy] for request in decoding)
         self._step = _Step(own + prompts, own, len(decoding), rows_seconds)
-        self._planned = None
+        self._planned = self._plain = None
 
     def survival(self, request: Request, drafter: str, length: int, chances: Sequence[float] | None) -> Survival:
         """By what became of the drafter's drafts, this request's above all."""
@@ -119,16 +122,18 @@ class AdaptiveSpeculation(SpeculationController):
 
     def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
         """The drafts whose expected tokens are worth their time."""
-        step, most = self._step, sum(draft.max_tokens for draft in drafts)
+        step = self._step
         if not step.num_decoding or not any(len(d.survival) or d.behind is not None for d in drafts):
             return [Choice(why=NOTHING_FOUND) for _ in drafts]
         plain = self.passes.seconds(step.decoding) + step.rows_seconds
         rate = self._gain * step.num_decoding / plain
+        modelled_rows = [0 if d.behind is None or self.model is None else self.model.max_tokens for d in drafts]
+        most = sum(max(len(d.survival), rows) for d, rows in zip(drafts, modelled_rows, strict=True))
         costs = self.passes.after(step.load, most)
         best = self._allot(drafts, [d.survival for d in drafts], [False] * len(drafts), costs, rate)
         margin = step.num_decoding * (_KEEP_MARGIN if self._drafting else _BEGIN_MARGIN)
         if best.objective < margin:
-            best = _Plan([0] * len(drafts), [False] * len(drafts), [0.0] * len(drafts), 0.0, float(costs[0]))
+            best = self._allot(drafts, [()] * len(drafts), [False] * len(drafts), costs, rate)
         modelled = self._with_model(drafts, costs, rate)
         if modelled is not None:
             margin = step.num_decoding * (_KEEP_MARGIN if self._modelling else _BEGIN_MARGIN)
@@ -163,8 +168,8 @@ class AdaptiveSpeculation(SpeculationController):
 
     def end_step(self, load: Load, pass_seconds: float, step_seconds: float, gained: int) -> None:
         """Learn what the pass cost; keep account of what speculation brought."""
-        self.passes.observe(load, pass_seconds)
         step, plain = self._step, self.plain_seconds()
+        self.passes.observe(load, pass_seconds)
         self._elapsed += step_seconds
         self._steps_since_probe = 0 if self._modelling else self._steps_since_probe + 1
         if plain is None or not gained:
@@ -178,9 +183,9 @@ class AdaptiveSpeculation(SpeculationController):
 
     def plain_seconds(self) -> float | None:
         """The step without drafts, by the cost tables."""
-        if not self._step.num_decoding:
-            return None
-        return self.passes.seconds(self._step.load) + self._step.rows_seconds
+        if self._plain is None and self._step.num_decoding:
+            self._plain = self.passes.seconds(self._step.load) + self._step.rows_seconds
+        return self._plain
 
     def forget(self, request_id: str) -> None:
         """Drop what is known of one request; what it taught of the drafters stays."""
@@ -198,35 +203,31 @@ class AdaptiveSpeculation(SpeculationController):
         drafts: Sequence[Draftable],
         survivals: Sequence[Survival],
         by_model: Sequence[bool],
-        costs: Seconds,
+        costs: Sequence[float],
         rate: float,
     ) -> _Plan:
         """Rows to the drafts most likely to be accepted, as long as that pays."""
-        lengths = [len(survival) for survival in survivals]
-        total = sum(lengths)
-        none = _Plan([0] * len(drafts), [False] * len(drafts), [0.0] * len(drafts), 0.0, float(costs[0]))
-        if not total:
-            return none
-        owners = np.repeat(np.arange(len(drafts)), lengths)
-        after = np.array([self._row_seconds[draft.request.params.greedy] for draft in drafts])[owners]
-        survival = np.concatenate(list(survivals))
-        order = np.argsort(-(survival - rate * after), kind="stable")  # of one request in the order of its draft
-        objective = np.cumsum((survival - rate * after)[order]) - rate * (costs[1 : total + 1] - costs[0])
-        count = int(np.argmax(objective)) + 1
-        if objective[count - 1] <= 0.0:
-            return none
-        taken = order[:count]
-        counts = np.bincount(owners[taken], minlength=len(drafts))
-        expected = np.bincount(owners[taken], weights=survival[taken], minlength=len(drafts))
-        return _Plan(
-            counts.tolist(),
-            [bool(model and n) for model, n in zip(by_model, counts, strict=True)],
-            expected.tolist(),
-            float(objective[count - 1]),
-            float(costs[count] + after[taken].sum()),
+        counts, expected = [0] * len(drafts), [0.0] * len(drafts)
+        after = [self._row_seconds[draft.request.params.greedy] for draft in drafts]
+        # Sorting is stable, so those of one request stay in the order of their draft.
+        slots = sorted(
+            ((rate * after[i] - chance, i, chance) for i, survival in enumerate(survivals) for chance in survival),
+            key=_worth,
         )
+        best, most, total = 0.0, 0, 0.0
+        for count, (loss, _, _) in enumerate(slots, 1):
+            total -= loss
+            if total - rate * (costs[count] - costs[0]) > best:
+                best, most = total - rate * (costs[count] - costs[0]), count
+        seconds = costs[most]
+        for _, i, chance in slots[:most]:
+            counts[i] += 1
+            expected[i] += chance
+            seconds += after[i]
+        modelled = [bool(model and count) for model, count in zip(by_model, counts, strict=True)]
+        return _Plan(counts, modelled, expected, best, seconds)
 
-    def _with_model(self, drafts: Sequence[Draftable], costs: Seconds, rate: float) -> _Plan | None:
+    def _with_model(self, drafts: Sequence[Draftable], costs: Sequence[float], rate: float) -> _Plan | None:
         """The best plan in which the model drafts for every request of which it promises more than was retrieved."""
         model = self.model
         if model is None:
@@ -238,8 +239,7 @@ class AdaptiveSpeculation(SpeculationController):
         depths = [max(longest)] if model.tree else [*depths, max(longest, default=0)]
         for depth in depths if max(longest, default=0) else []:
             by_model = [
-                bool(n) and float(s[:depth].sum()) > float(d.survival.sum())
-                for d, s, n in zip(drafts, survivals, longest, strict=True)
+                bool(n) and sum(s[:depth]) > sum(d.survival) for d, s, n in zip(drafts, survivals, longest, strict=True)
             ]
             if not any(by_model):
                 continue
@@ -254,9 +254,9 @@ class AdaptiveSpeculation(SpeculationController):
 
     def _model_survival(self, draft: Draftable, length: int) -> Survival:
         if self.model is None or not length:
-            return np.zeros(0)
+            return []
         survival = self.survival(draft.request, self.model.name, length, None)
-        return np.full(length, survival.sum() / length) if self.model.tree else survival
+        return [sum(survival) / length] * length if self.model.tree else survival
 
     def _add_drafting(self, plan: _Plan, drafts: Sequence[Draftable], rate: float) -> None:
         """Charge the plan with the time that the model takes; text that it must read first is paid in instalments."""
@@ -276,7 +276,9 @@ class AdaptiveSpeculation(SpeculationController):
     def _can_afford(self, plain: float) -> bool:
         return self._balance >= -(EXPLORATION_SHARE * self._elapsed + _GRACE_STEPS * plain)
 
-    def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Seconds, rate: float, plain: float) -> _Plan:
+    def _probe(
+        self, drafts: Sequence[Draftable], best: _Plan, costs: Sequence[float], rate: float, plain: float
+    ) -> _Plan:
         """Now and then let the model draft for one request all the same: what paid not once may pay now."""
         if self.model is None or self._steps_since_probe < self._pause:
             return best
@@ -289,10 +291,10 @@ class AdaptiveSpeculation(SpeculationController):
         length = min(_PROBE_TOKENS, drafts[place].max_tokens, self.model.max_tokens)
         plan = _Plan(list(best.counts), [False] * len(drafts), list(best.expected), best.objective, best.seconds)
         plan.counts[place], plan.by_model[place] = length, True
-        plan.expected[place] = float(self._model_survival(drafts[place], length).sum())
+        plan.expected[place] = sum(self._model_survival(drafts[place], length))
         total = sum(plan.counts)
         self._add_drafting(plan, drafts, rate)
-        loss = plan.draft_seconds + float(costs[total] - costs[total - length])
+        loss = plan.draft_seconds + costs[total] - costs[total - length]
         if self._balance - loss < -(EXPLORATION_SHARE * self._elapsed + _GRACE_STEPS * plain):
             return best
         self._steps_since_probe = 0
@@ -300,4 +302,4 @@ class AdaptiveSpeculation(SpeculationController):
         return plan
 
     def _why(self, draft: Draftable) -> str:
-        return NOTHING_FOUND if not len(draft.survival) and draft.behind is None else "drafts would not pay"
+        return NOTHING_FOUND if not len(draft.survival) and draft.behind is None else NOT_WORTH_IT

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
-Seconds = NDArray[np.float64]
+from itertools import accumulate
 
 _LEVEL_RATE = 0.2
 _SHAPE_RATE = 0.02
@@ -43,24 +40,23 @@ class PassCosts:
         """Raises ``ValueError`` unless there is at least one number of rows >= 1, each with a time above 0."""
         if not seconds_by_rows or min(seconds_by_rows) < 1 or min(seconds_by_rows.values()) <= 0.0:
             raise ValueError(f"seconds_by_rows={dict(seconds_by_rows)!r} must give a time above 0 for 1 or more rows")
-        self._rows = np.array(sorted(seconds_by_rows), dtype=np.float64)
-        self._seconds = np.array([seconds_by_rows[int(rows)] for rows in self._rows], dtype=np.float64)
+        self._rows = sorted(seconds_by_rows)
+        self._seconds = [seconds_by_rows[rows] for rows in self._rows]
         self._per_context = max(per_context, 0.0)
         self._per_attended = max(per_attended, 0.0)
         self._level = 1.0
+        self._shape = self._monotone()
 
     def seconds(self, load: Load) -> float:
         """What one pass takes."""
-        return float(self.after(load, 0)[0])
+        reading = self._per_context * load.context + self._per_attended * load.attended
+        return self._level * (self._of_rows(load.rows) + reading)
 
-    def after(self, load: Load, most: int) -> Seconds:
+    def after(self, load: Load, most: int) -> list[float]:
         """Seconds [most + 1] of ``load`` with 0, 1 … ``most`` rows more, each attending to a mean context."""
-        rows = load.rows + np.arange(most + 1, dtype=np.float64)
-        mean = load.attended / max(load.rows, 1)
-        attended = load.attended + mean * np.arange(most + 1)
-        return np.asarray(
-            self._level * (self._of_rows(rows) + self._per_context * load.context + self._per_attended * attended)
-        )
+        per_row = self._per_attended * load.attended / max(load.rows, 1)
+        reading = self._per_context * load.context + self._per_attended * load.attended
+        return [self._level * (self._of_rows(load.rows + more) + reading + per_row * more) for more in range(most + 1)]
 
     def observe(self, load: Load, seconds: float) -> None:
         """Learn from a pass that took ``seconds``."""
@@ -69,31 +65,33 @@ class PassCosts:
         surprise = math.log(seconds / self.seconds(load))
         surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self._level *= math.exp(_LEVEL_RATE * surprise)
-        place = float(np.interp(load.rows, self._rows, np.arange(len(self._rows))))
-        low, share = int(place), place - int(place)
+        high = min(bisect_left(self._rows, load.rows), len(self._rows) - 1)
+        low = high if high == 0 or self._rows[high] <= load.rows else high - 1
+        share = 0.0 if low == high else (load.rows - self._rows[low]) / (self._rows[high] - self._rows[low])
         self._seconds[low] *= math.exp(_SHAPE_RATE * (1.0 - share) * surprise)
         if share:
-            self._seconds[low + 1] *= math.exp(_SHAPE_RATE * share * surprise)
+            self._seconds[high] *= math.exp(_SHAPE_RATE * share * surprise)
+        self._shape = self._monotone()
 
     def table(self) -> dict[int, float]:
         """Seconds by rows, without context, as they are taken to be now."""
-        return {int(rows): float(self._level * s) for rows, s in zip(self._rows, self._shape(), strict=True)}
+        return {rows: self._level * seconds for rows, seconds in zip(self._rows, self._shape, strict=True)}
 
-    def _shape(self) -> Seconds:
+    def _monotone(self) -> list[float]:
         """More rows never cost less; what was measured otherwise was noise."""
-        return np.maximum.accumulate(self._seconds)
+        return list(accumulate(self._seconds, max))
 
-    def _of_rows(self, rows: Seconds) -> Seconds:
-        shape = self._shape()
-        inside: Seconds = np.interp(rows, self._rows, shape)
-        beyond = rows - self._rows[-1]
-        if beyond[-1] <= 0.0:
-            return inside
-        if len(shape) == 1:
-            slope = shape[0] / self._rows[0]
-        else:
-            slope = (shape[-1] - shape[-2]) / (self._rows[-1] - self._rows[-2])
-        return np.asarray(inside + np.maximum(beyond, 0.0) * slope)
+    def _of_rows(self, rows: int) -> float:
+        known, shape = self._rows, self._shape
+        high = bisect_left(known, rows)
+        if high == 0:
+            return shape[0]
+        if high == len(known):
+            if high == 1:
+                return shape[0] * rows / known[0]
+            high -= 1
+        low = high - 1
+        return shape[low] + (shape[high] - shape[low]) * (rows - known[low]) / (known[high] - known[low])
 
 
 class DraftCosts:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from outrider.request import Request
 from outrider.scheduler.costs import Load
 from outrider.scheduler.survival import Survival
@@ -44,6 +42,7 @@ class Choice:
 
 
 NOTHING_FOUND = "nothing retrieved"
+NOT_WORTH_IT = "drafts would not pay"
 
 
 class SpeculationController:
@@ -58,12 +57,12 @@ class SpeculationController:
 
     def survival(self, request: Request, drafter: str, length: int, chances: Sequence[float] | None) -> Survival:
         """Survival [length] of a retrieved draft; ``chances`` are the drafter's own estimate of it, if it has one."""
-        return np.ones(length) if chances is None else np.asarray(chances[:length], dtype=np.float64)
+        return [1.0] * length if chances is None else chances[:length]
 
     def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
         """For each request what to verify in this step: here what was retrieved, else what the model drafts."""
         return [
-            Choice(len(draft.survival), expected=float(draft.survival.sum()))
+            Choice(len(draft.survival), expected=sum(draft.survival))
             if len(draft.survival)
             else Choice(0 if draft.behind is None else draft.max_tokens, by_model=True)
             for draft in drafts

@@ -5,12 +5,12 @@ The *survival* of a draft's token is the chance that it and all before it are ac
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from itertools import accumulate
 
-import numpy as np
-from numpy.typing import NDArray
-
-Survival = NDArray[np.float64]
+Survival = Sequence[float]
+"""Chances, each at most the one before it."""
 
 _POOL_MEMORY = 0.99
 _OWN_MEMORY = 0.9
@@ -21,6 +21,7 @@ _OWN_WEIGHT = 3.0
 _PROMISE_WEIGHT = 1.0
 """The same in promised tokens."""
 _MOST_CERTAIN = 0.99
+_CERTAIN = [_MOST_CERTAIN ** (place + 1) for place in range(256)]
 
 
 class _Positions:
@@ -28,27 +29,26 @@ class _Positions:
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
-        self._accepted = np.zeros(0)
-        self._reached = np.zeros(0)
+        self._accepted: list[float] = []
+        self._reached: list[float] = []
 
     def add(self, accepted: int, length: int) -> None:
+        """A draft of ``length`` tokens of which the first ``accepted`` came true."""
         reached = min(accepted + 1, length)
-        if reached > len(self._reached):
-            more = reached - len(self._reached)
-            self._accepted = np.pad(self._accepted, (0, more))
-            self._reached = np.pad(self._reached, (0, more))
+        more = reached - len(self._reached)
+        if more > 0:
+            self._accepted += [0.0] * more
+            self._reached += [0.0] * more
         # Only what is reached fades, so that late positions are not forgotten while drafts are short.
-        self._accepted[:reached] *= self._memory
-        self._reached[:reached] *= self._memory
-        self._accepted[:accepted] += 1.0
-        self._reached[:reached] += 1.0
+        for place in range(reached):
+            self._accepted[place] = self._accepted[place] * self._memory + (place < accepted)
+            self._reached[place] = self._reached[place] * self._memory + 1.0
 
-    def rates(self, believed: Survival, weight: float) -> Survival:
+    def rates(self, believed: Sequence[float], weight: float) -> list[float]:
         """Chance of each position, given that it is reached, shrunk towards ``believed``."""
-        rates = believed.copy()
-        known = min(len(believed), len(self._reached))
-        rates[:known] = (self._accepted[:known] + weight * believed[:known]) / (self._reached[:known] + weight)
-        return rates
+        known = zip(self._accepted, self._reached, believed, strict=False)
+        rates = [(accepted + weight * belief) / (reached + weight) for accepted, reached, belief in known]
+        return [*rates, *believed[len(rates) :]]
 
 
 class _Promises:
@@ -88,12 +88,11 @@ class SurvivalEstimates:
             kept = self._pool_promises.kept(1.0, _PROMISE_WEIGHT)
             if own is not None:
                 kept = own[1].kept(kept, _PROMISE_WEIGHT)
-            certain = _MOST_CERTAIN ** np.arange(1, length + 1)
-            return np.asarray(np.minimum(np.asarray(chances[:length], dtype=np.float64) * kept, certain))
-        rates = self._pool.rates(np.full(length, self._prior), _POOL_WEIGHT)
+            return [min(chance * kept, certain) for chance, certain in zip(chances, _CERTAIN[:length], strict=False)]
+        rates = self._pool.rates([self._prior] * length, _POOL_WEIGHT)
         if own is not None:
             rates = own[0].rates(rates, _OWN_WEIGHT)
-        return np.asarray(np.cumprod(np.minimum(rates, _MOST_CERTAIN)))
+        return list(accumulate((min(rate, _MOST_CERTAIN) for rate in rates), operator.mul))
 
     def observe(self, request_id: str, accepted: int, length: int, chances: Sequence[float] | None = None) -> None:
         """Of a draft of ``length`` tokens the first ``accepted`` were what came."""

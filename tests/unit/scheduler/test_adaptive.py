@@ -25,7 +25,7 @@ def request(name: str = "r", tokens: int = 100) -> Request:
 
 
 def retrieved(*survival: float, of: Request | None = None, behind: int | None = None) -> Draftable:
-    return Draftable(of or request(), 15, np.array(survival), behind)
+    return Draftable(of or request(), 15, survival, behind)
 
 
 def controller(
@@ -69,7 +69,7 @@ def settle(speculation: AdaptiveSpeculation, drafts: Sequence[Draftable]) -> lis
 def test_k_is_the_one_of_most_tokens_per_second(rates: list[float], table: dict[int, float]) -> None:
     survival = np.cumprod(rates)
     speeds = [tokens_per_second(table, 1 + k, float(survival[:k].sum())) for k in range(16)]
-    (choice,) = settle(controller(table), [retrieved(*survival)])
+    (choice,) = settle(controller(table), [retrieved(*survival.tolist())])
     chosen = speeds[choice.num_tokens]
     assert chosen >= 0.95 * max(speeds), (
         f"K={choice.num_tokens} gives {chosen}, the best is {np.argmax(speeds)}: {speeds}"
@@ -211,6 +211,6 @@ def test_what_was_found_and_looks_good_leaves_the_model_idle() -> None:
 def test_nodes_of_a_tree_are_judged_as_a_whole() -> None:
     model = ModelDrafting("model", DraftCosts(PassCosts({1: 0.05})), max_tokens=8, tree=True)
     speculation = AdaptiveSpeculation(PassCosts(FLAT), num_speculative_tokens=8, model=model)
-    (choice,) = plan(speculation, [Draftable(request(), 8, np.zeros(0), 1)])
+    (choice,) = plan(speculation, [Draftable(request(), 8, (), 1)])
     assert choice.by_model
     assert choice.num_tokens in (3, 7, 8), "a tile of rows, not the few nodes that a chain would get"
