@@ -26,6 +26,8 @@ _PRIOR = 0.7
 _BEGIN_MARGIN, _KEEP_MARGIN = 0.04, 0.02
 """Speculation begins where it promises so much more per token than K = 0, and goes on while it promises less."""
 _RATE_MEMORY = 0.95
+_SLOW = 0.05
+"""What one more observation weighs among those of the times beside the pass."""
 EXPLORATION_SHARE = 0.02
 """Of the elapsed time, what drafting with a model may lose in all, by the times observed, before it is held back."""
 _GRACE_STEPS = 4
@@ -58,8 +60,28 @@ class _Step:
     load: Load
     decoding: Load
     num_decoding: int
-    rows_seconds: float
-    """What follows the pass for the rows of decoding requests."""
+    beside_seconds: float
+    """What a step takes beside its pass, without drafts."""
+
+
+class _RowCosts:
+    """Seconds after the pass (law, draws, verification, text) for a request: of its first row, and of each further."""
+
+    def __init__(self) -> None:
+        self.first = 0.0
+        self._further: float | None = None
+
+    @property
+    def further(self) -> float:
+        """Until it is known, half of the first."""
+        return 0.5 * self.first if self._further is None else self._further
+
+    def observe(self, rows: int, seconds: float) -> None:
+        if rows == 1:
+            self.first = seconds if not self.first else self.first + _SLOW * (seconds - self.first)
+        elif rows > 1 and self.first:
+            further = max(seconds - self.first, 0.0) / (rows - 1)
+            self._further = further if self._further is None else self._further + _SLOW * (further - self._further)
 
 
 def _worth(slot: tuple[float, int, float]) -> float:
@@ -86,7 +108,8 @@ class AdaptiveSpeculation(SpeculationController):
         self.model = model
         self._cap = num_speculative_tokens
         self._estimates: dict[str, SurvivalEstimates] = {}
-        self._row_seconds: dict[bool, float] = {True: 0.0, False: 0.0}
+        self._row_costs = {True: _RowCosts(), False: _RowCosts()}
+        self._overhead = self._drafting_seconds = self._rows_seconds = 0.0
         self._step = _Step(Load(), Load(), 0, 0.0)
         self._gain = 1.0
         self._drafting = self._modelling = False
@@ -112,9 +135,10 @@ class AdaptiveSpeculation(SpeculationController):
 
     def begin_step(self, decoding: Sequence[Request], own: Load, prompts: Load) -> None:
         """Take in what the step's pass holds without drafts."""
-        rows_seconds = sum(self._row_seconds[request.params.greedy] for request in decoding)
-        self._step = _Step(own + prompts, own, len(decoding), rows_seconds)
+        beside = self._overhead + sum(self._row_costs[request.params.greedy].first for request in decoding)
+        self._step = _Step(own + prompts, own, len(decoding), beside)
         self._planned = self._plain = None
+        self._drafting_seconds = self._rows_seconds = 0.0
 
     def survival(self, request: Request, drafter: str, length: int, chances: Sequence[float] | None) -> Survival:
         """By what became of the drafter's drafts, this request's above all."""
@@ -125,7 +149,7 @@ class AdaptiveSpeculation(SpeculationController):
         step = self._step
         if not step.num_decoding or not any(len(d.survival) or d.behind is not None for d in drafts):
             return [Choice(why=NOTHING_FOUND) for _ in drafts]
-        plain = self.passes.seconds(step.decoding) + step.rows_seconds
+        plain = self.passes.seconds(step.decoding) + step.beside_seconds
         rate = self._gain * step.num_decoding / plain
         modelled_rows = [0 if d.behind is None or self.model is None else self.model.max_tokens for d in drafts]
         most = sum(max(len(d.survival), rows) for d, rows in zip(drafts, modelled_rows, strict=True))
@@ -158,17 +182,20 @@ class AdaptiveSpeculation(SpeculationController):
 
     def observe_drafting(self, seconds: float) -> None:
         """Learn what the model drafter costs."""
+        self._drafting_seconds += seconds
         if self.model is not None and self._planned is not None:
             self.model.costs.observe(self._planned.draft_seconds, seconds)
 
     def observe_rows(self, request: Request, rows: int, seconds: float) -> None:
-        """Learn what a row costs after the pass, for greedy and for sampled requests."""
-        kind = request.params.greedy
-        self._row_seconds[kind] += 0.05 * (seconds / max(rows, 1) - self._row_seconds[kind])
+        """Learn what rows cost after the pass, for greedy and for sampled requests."""
+        self._rows_seconds += seconds
+        self._row_costs[request.params.greedy].observe(rows, seconds)
 
     def end_step(self, load: Load, pass_seconds: float, step_seconds: float, gained: int) -> None:
         """Learn what the pass cost; keep account of what speculation brought."""
         step, plain = self._step, self.plain_seconds()
+        overhead = max(step_seconds - pass_seconds - self._drafting_seconds - self._rows_seconds, 0.0)
+        self._overhead += (_SLOW if self._overhead else 1.0) * (overhead - self._overhead)
         self.passes.observe(load, pass_seconds)
         self._elapsed += step_seconds
         self._steps_since_probe = 0 if self._modelling else self._steps_since_probe + 1
@@ -184,7 +211,7 @@ class AdaptiveSpeculation(SpeculationController):
     def plain_seconds(self) -> float | None:
         """The step without drafts, by the cost tables."""
         if self._plain is None and self._step.num_decoding:
-            self._plain = self.passes.seconds(self._step.load) + self._step.rows_seconds
+            self._plain = self.passes.seconds(self._step.load) + self._step.beside_seconds
         return self._plain
 
     def forget(self, request_id: str) -> None:
@@ -208,7 +235,7 @@ class AdaptiveSpeculation(SpeculationController):
     ) -> _Plan:
         """Rows to the drafts most likely to be accepted, as long as that pays."""
         counts, expected = [0] * len(drafts), [0.0] * len(drafts)
-        after = [self._row_seconds[draft.request.params.greedy] for draft in drafts]
+        after = [self._row_costs[draft.request.params.greedy].further for draft in drafts]
         # Sorting is stable, so those of one request stay in the order of their draft.
         slots = sorted(
             ((rate * after[i] - chance, i, chance) for i, survival in enumerate(survivals) for chance in survival),

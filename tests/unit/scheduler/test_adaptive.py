@@ -106,11 +106,25 @@ def test_beside_a_prompt_a_row_costs_what_it_costs_there() -> None:
     assert plan(controller(table), [retrieved(0.1, 0.05)], prompt_rows=40)[0].num_tokens == 0
 
 
+def test_what_every_step_takes_beside_its_pass_makes_drafts_worth_more() -> None:
+    table = {1: 1.0, 16: 3.0}
+    drafts = [retrieved(0.12)]
+    speculation = controller(table)
+    assert plan(speculation, drafts)[0].num_tokens == 0
+    for _ in range(50):
+        speculation.begin_step([drafts[0].request], Load(1), Load())
+        speculation.observe_rows(drafts[0].request, 1, 0.5)
+        speculation.observe_rows(drafts[0].request, 2, 0.5)
+        speculation.end_step(Load(1), 1.0, 4.0, 1)
+    assert plan(speculation, drafts)[0].num_tokens == 1
+
+
 def test_a_sampled_row_costs_its_law_too() -> None:
     speculation = controller({1: 1.0, 16: 1.0})
     sampled = Request("s", (1,), SamplingParams(temperature=1.0), 0, 1000)
     assert plan(speculation, [retrieved(0.4, of=sampled)])[0].num_tokens == 1
-    for _ in range(200):
+    for _ in range(50):
+        speculation.observe_rows(sampled, 1, 1.0)
         speculation.observe_rows(sampled, 2, 2.0)
     assert plan(speculation, [retrieved(0.4, of=sampled)])[0].num_tokens == 0
     assert plan(speculation, [retrieved(0.4)])[0].num_tokens == 1, "greedy rows cost no law"
