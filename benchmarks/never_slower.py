@@ -2,8 +2,8 @@
 
 Three workloads: *copy* (a table to be repeated), *chat* (questions), *random* (random tokens to go on from), greedy,
 each at several concurrencies. Per cell every arm runs once a round, the order turning; an arm's figure is the median
-over rounds of its decode rate over that of ``off`` in the same round. Timed is what follows the first token of every
-request, with all requests running to the same length. No arm remembers prompts or outputs of earlier rounds.
+over rounds of its rate over that of ``off`` in the same round. All requests of a cell arrive at once and run to the same
+length; their prompts are in the prefix cache by then, so decoding is what is timed. No arm drafts from earlier outputs.
 
 ``idle`` is the adaptive engine over a cost table in which no draft can pay: all of the machinery and K = 0 throughout.
 Prints a table, ends with one JSON line.
@@ -71,16 +71,15 @@ def prompts(llm: LLM, workload: str, count: int, seed: int) -> list[list[int]]:
 
 
 def decode_rate(llm: LLM, asked: list[list[int]], tokens: int) -> tuple[float, list[list[int]], Any]:
-    """Tokens per second from when every request has its first token; the tokens; the first request's statistics."""
+    """Tokens per second of all requests together; the tokens; the first request's statistics."""
+    llm.generate(asked, SamplingParams(temperature=0.0, max_tokens=1))
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     requests = [llm.engine.add_request(f"cell-{i}", prompt, params) for i, prompt in enumerate(asked)]
-    while any(request.num_output_tokens == 0 for request in requests):
-        llm.engine.step()
-    before, begin = sum(request.num_output_tokens for request in requests), time.perf_counter()
+    begin = time.perf_counter()
     while llm.engine.has_requests:
         llm.engine.step()
     seconds = time.perf_counter() - begin
-    made = sum(request.num_output_tokens for request in requests) - before
+    made = sum(request.num_output_tokens for request in requests)
     outputs = [llm.engine.take_output(request.request_id) for request in requests]
     if any(output.error for output in outputs):
         raise SystemExit(next(output.error for output in outputs if output.error))
@@ -94,7 +93,7 @@ def load(model: str, speculative: dict[str, Any], draft: dict[str, Any]) -> LLM:
     keys = {**speculative, **(draft if drafting else {})}
     if keys.get("method") != "off":
         keys["suffix_cache_tokens"] = 0
-    return LLM(model, speculative_config=keys, prefix_caching=False, max_num_seqs=16, max_model_len=2048)
+    return LLM(model, speculative_config=keys, max_num_seqs=16, max_model_len=2048)
 
 
 def main() -> int:
@@ -133,6 +132,7 @@ def main() -> int:
             ratios: dict[str, list[float]] = {name: [] for name in arms}
             rates: dict[str, list[float]] = {name: [] for name in arms}
             trace: list[int] = []
+            gains: tuple[float | None, float | None] = None, None
             for turn in range(arguments.rounds):
                 asked = prompts(engines["off"], workload, concurrency, turn)
                 order = list(arms)[turn % len(arms) :] + list(arms)[: turn % len(arms)]
@@ -141,7 +141,8 @@ def main() -> int:
                     rates[name].append(rate)
                     ratios[name].append(rate / made["off"][0])
                     identical &= tokens == made["off"][1]
-                    trace = stats.per_step_drafted if name == "auto" else trace
+                    if name == "auto":
+                        trace, gains = stats.per_step_drafted, (stats.estimated_gain, stats.realised_gain)
             gc.collect()
             medians = {name: statistics.median(values) for name, values in ratios.items()}
             fixed = {name: value for name, value in medians.items() if name not in ("off", "auto", "idle")}
@@ -156,6 +157,7 @@ def main() -> int:
                     "best_fixed": best,
                     "auto_over_best_or_off": statistics.median(to_best),
                     "auto_k_trace": trace,
+                    "auto_estimated_and_realised_gain": gains,
                 }
             )
             print(
