@@ -2,8 +2,9 @@
 
 Three workloads: *copy* (a table to be repeated), *chat* (questions), *random* (random tokens to go on from), greedy,
 each at several concurrencies. Per cell every arm runs once a round, the order turning; an arm's figure is the median
-over rounds of its rate over that of ``off`` in the same round. All requests of a cell arrive at once and run to the same
-length; their prompts are in the prefix cache by then, so decoding is what is timed. No arm drafts from earlier outputs.
+over rounds of its rate over that of ``off`` in the same round. All requests of a cell arrive at once and run to the
+same length; their prompts are in the prefix cache by then, so decoding is what is timed. No arm drafts from earlier
+outputs.
 
 ``idle`` is the adaptive engine over a cost table in which no draft can pay: all of the machinery and K = 0 throughout.
 Prints a table, ends with one JSON line.

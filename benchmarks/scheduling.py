@@ -1,6 +1,6 @@
-"""What deciding costs per step: ``python benchmarks/scheduling.py [--requests 16] [--json PATH|-]``.
+"""What deciding costs per step: ``python -m benchmarks.scheduling [--requests 16] [--json PATH|-]``.
 
-Runs chat prompts side by side and times, per step, what scheduler and speculation controller do: granting tokens,
+Runs chat prompts side by side and times, per step, what scheduler and controller do: granting tokens,
 retrieving drafts, choosing among them, committing and keeping account. Medians over steps; ends with one JSON line.
 """
 
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from never_slower import load, prompts
+from benchmarks.never_slower import load, prompts
 
 from outrider import SamplingParams
 from outrider.cli._report import environment

@@ -113,7 +113,7 @@ def _load(grants: Sequence[Grant], proposals: Sequence[Proposal] = ()) -> Load:
     for place, grant in enumerate(grants):
         rows = grant.num_tokens + (len(proposals[place]) if proposals else 0)
         context = grant.request.num_computed_tokens + rows
-        total += Load(rows, context, rows * context - rows * (rows - 1) // 2)
+        total += Load(rows, context, rows * context - rows * (rows - 1) // 2, 1)
     return total
 
 

@@ -1,17 +1,20 @@
 """Speculation from measured costs: as many drafts as pay, for each request and step, and none where none do.
 
-Let R requests decode in a step, and let the pass take C(n) seconds with n rows of drafts beside their own. Drafts with
-survival s_1 >= s_2 >= … over all requests are taken in this order, as many as maximise
+Let R requests take part in a step that takes C(n) seconds with n rows of drafts beside the requests' own. With E_r
+drafts of request r expected to be accepted, r advances by 1 + E_r tokens in C(n) seconds. Of all allotments, that one
+is taken which maximises
 
-    sum s_i - rate * (C(n) - C(0) + what drafting takes)
+    sum over r of log(1 + E_r)  -  R log(C(n) / C(0)),
 
-where *rate* is the tokens per second that the engine has been gaining: a second spent here is worth what it brings
-elsewhere (average-reward optimality; at the optimum this is the largest tokens per second, (R + sum s) / time). Nothing
-taken, K = 0, is always among the candidates, with objective 0. No tensors and no clock here: the engine tells times.
+the sum of the logarithms of all requests' speeds relative to K = 0 (proportional fairness, Kelly et al. 1998). For
+one request, or alike ones, that is the most tokens per second; where requests differ, nobody's draft rows may slow the
+others by more than they gain. Nothing taken, K = 0, is always a candidate, worth 0. No tensors and no clock here: the
+engine tells times.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +28,6 @@ PRIORS = {"prediction": 0.8, "ngram": 0.5}
 _PRIOR = 0.7
 _BEGIN_MARGIN, _KEEP_MARGIN = 0.04, 0.02
 """Speculation begins where it promises so much more per token than K = 0, and goes on while it promises less."""
-_RATE_MEMORY = 0.95
 _SLOW = 0.05
 """What one more observation weighs among those of the times beside the pass."""
 EXPLORATION_SHARE = 0.02
@@ -58,8 +60,8 @@ class _Step:
     """What is known when a step begins."""
 
     load: Load
-    decoding: Load
     num_decoding: int
+    num_requests: int
     beside_seconds: float
     """What a step takes beside its pass, without drafts."""
 
@@ -84,20 +86,28 @@ class _RowCosts:
             self._further = further if self._further is None else self._further + _SLOW * (further - self._further)
 
 
-def _worth(slot: tuple[float, int, float]) -> float:
+def _loss(slot: tuple[float, int, float]) -> float:
     return slot[0]
 
 
 @dataclass
 class _Plan:
-    """Counts per request, and what they promise: tokens, and tokens less what their time is worth."""
+    """Counts per request, the tokens that they promise, and what that is worth: see the top of this file."""
 
     counts: list[int]
     by_model: list[bool]
     expected: list[float]
-    objective: float
-    seconds: float
+    worth: float = 0.0
     draft_seconds: float = 0.0
+
+
+def _none(drafts: Sequence[Draftable]) -> _Plan:
+    return _Plan([0] * len(drafts), [False] * len(drafts), [0.0] * len(drafts))
+
+
+def _modelled(drafts: Sequence[Draftable], plan: _Plan) -> list[tuple[Draftable, int]]:
+    """The requests for which the model drafts, and how many tokens."""
+    return [(d, n) for d, n, by_model in zip(drafts, plan.counts, plan.by_model, strict=True) if by_model]
 
 
 class AdaptiveSpeculation(SpeculationController):
@@ -110,19 +120,13 @@ class AdaptiveSpeculation(SpeculationController):
         self._estimates: dict[str, SurvivalEstimates] = {}
         self._row_costs = {True: _RowCosts(), False: _RowCosts()}
         self._overhead = self._drafting_seconds = self._rows_seconds = 0.0
-        self._step = _Step(Load(), Load(), 0, 0.0)
-        self._gain = 1.0
+        self._step = _Step(Load(), 0, 0, 0.0)
         self._drafting = self._modelling = False
         self._elapsed = 0.0
         self._balance = 0.0
         self._planned: _Plan | None = None
         self._plain: float | None = None
         self._pause, self._steps_since_probe = _FIRST_PAUSE, 0
-
-    @property
-    def gain(self) -> float:
-        """Tokens per second of late over those of plain decoding, by the costs known."""
-        return self._gain
 
     @property
     def balance(self) -> float:
@@ -136,7 +140,7 @@ class AdaptiveSpeculation(SpeculationController):
     def begin_step(self, decoding: Sequence[Request], own: Load, prompts: Load) -> None:
         """Take in what the step's pass holds without drafts."""
         beside = self._overhead + sum(self._row_costs[request.params.greedy].first for request in decoding)
-        self._step = _Step(own + prompts, own, len(decoding), beside)
+        self._step = _Step(own + prompts, len(decoding), len(decoding) + prompts.requests, beside)
         self._planned = self._plain = None
         self._drafting_seconds = self._rows_seconds = 0.0
 
@@ -146,27 +150,24 @@ class AdaptiveSpeculation(SpeculationController):
 
     def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
         """The drafts whose expected tokens are worth their time."""
-        step = self._step
-        if not step.num_decoding or not any(len(d.survival) or d.behind is not None for d in drafts):
+        plain = self.plain_seconds()
+        if plain is None or not any(len(d.survival) or d.behind is not None for d in drafts):
             return [Choice(why=NOTHING_FOUND) for _ in drafts]
-        plain = self.passes.seconds(step.decoding) + step.beside_seconds
-        rate = self._gain * step.num_decoding / plain
         modelled_rows = [0 if d.behind is None or self.model is None else self.model.max_tokens for d in drafts]
         most = sum(max(len(d.survival), rows) for d, rows in zip(drafts, modelled_rows, strict=True))
-        costs = self.passes.after(step.load, most)
-        best = self._allot(drafts, [d.survival for d in drafts], [False] * len(drafts), costs, rate)
-        margin = step.num_decoding * (_KEEP_MARGIN if self._drafting else _BEGIN_MARGIN)
-        if best.objective < margin:
-            best = self._allot(drafts, [()] * len(drafts), [False] * len(drafts), costs, rate)
-        modelled = self._with_model(drafts, costs, rate)
+        costs = [self._step.beside_seconds + seconds for seconds in self.passes.after(self._step.load, most)]
+        best = self._allot(drafts, [d.survival for d in drafts], [False] * len(drafts), costs)
+        if best.worth < self._margin(best, self._drafting):
+            best = _none(drafts)
+        modelled = self._with_model(drafts, costs)
         if modelled is not None:
-            margin = step.num_decoding * (_KEEP_MARGIN if self._modelling else _BEGIN_MARGIN)
-            self._modelling = self._can_afford(plain) and modelled.objective - best.objective >= margin
+            gain = modelled.worth - best.worth
+            pays = any(modelled.by_model) and gain >= self._margin(modelled, self._modelling)
+            self._modelling = pays and self._can_afford(0.0, plain)
             if self._modelling:
                 best, self._pause = modelled, _FIRST_PAUSE
-        probing = not self._modelling and modelled is not None and any(d.behind is not None for d in drafts)
-        if probing:
-            best = self._probe(drafts, best, costs, rate, plain)
+            else:
+                best = self._probe(drafts, best, costs, plain)
         self._drafting = any(best.counts)
         self._planned = best
         return [
@@ -178,6 +179,8 @@ class AdaptiveSpeculation(SpeculationController):
         self, request: Request, drafter: str, accepted: int, length: int, chances: Sequence[float] | None
     ) -> None:
         """Learn how far a draft came true."""
+        if self.model is not None and drafter == self.model.name and accepted == length:
+            self._pause = _FIRST_PAUSE
         self._of(drafter).observe(request.request_id, accepted, length, chances)
 
     def observe_drafting(self, seconds: float) -> None:
@@ -204,9 +207,6 @@ class AdaptiveSpeculation(SpeculationController):
         if self._planned is not None and any(self._planned.by_model):
             # What the tokens would have taken without drafts, less what they took.
             self._balance = min(0.0, self._balance + gained / step.num_decoding * plain - step_seconds)
-        if step.load.rows == step.decoding.rows:
-            gain = gained / step.num_decoding * plain / step_seconds
-            self._gain = max(1.0, _RATE_MEMORY * self._gain + (1.0 - _RATE_MEMORY) * min(gain, 2.0 * self._cap + 2.0))
 
     def plain_seconds(self) -> float | None:
         """The step without drafts, by the cost tables."""
@@ -231,40 +231,42 @@ class AdaptiveSpeculation(SpeculationController):
         survivals: Sequence[Survival],
         by_model: Sequence[bool],
         costs: Sequence[float],
-        rate: float,
+        drafting: float = 0.0,
     ) -> _Plan:
-        """Rows to the drafts most likely to be accepted, as long as that pays."""
-        counts, expected = [0] * len(drafts), [0.0] * len(drafts)
+        """Rows to the drafts that speed their requests up most, as long as that pays; ``drafting`` seconds if any."""
         after = [self._row_costs[draft.request.params.greedy].further for draft in drafts]
-        # Sorting is stable, so those of one request stay in the order of their draft.
-        slots = sorted(
-            ((rate * after[i] - chance, i, chance) for i, survival in enumerate(survivals) for chance in survival),
-            key=_worth,
-        )
-        best, most, total = 0.0, 0, 0.0
-        for count, (loss, _, _) in enumerate(slots, 1):
-            total -= loss
-            if total - rate * (costs[count] - costs[0]) > best:
-                best, most = total - rate * (costs[count] - costs[0]), count
-        seconds = costs[most]
-        for _, i, chance in slots[:most]:
-            counts[i] += 1
-            expected[i] += chance
+        slots = []
+        for i, survival in enumerate(survivals):
+            speed = 1.0
+            for chance in survival:
+                slots.append((-math.log1p(chance / speed), i, chance))
+                speed += chance
+        slots.sort(key=_loss)  # stable: those of one request stay in the order of their draft
+        plan, most, worth, seconds = _none(drafts), 0, 0.0, drafting
+        for count, (loss, i, _) in enumerate(slots, 1):
+            worth -= loss
             seconds += after[i]
-        modelled = [bool(model and count) for model, count in zip(by_model, counts, strict=True)]
-        return _Plan(counts, modelled, expected, best, seconds)
+            net = worth - self._step.num_requests * math.log((costs[count] + seconds) / costs[0])
+            if net > plan.worth:
+                plan.worth, most = net, count
+        for _, i, chance in slots[:most]:
+            plan.counts[i] += 1
+            plan.expected[i] += chance
+        plan.by_model = [bool(model and count) for model, count in zip(by_model, plan.counts, strict=True)]
+        return plan
 
-    def _with_model(self, drafts: Sequence[Draftable], costs: Sequence[float], rate: float) -> _Plan | None:
+    def _with_model(self, drafts: Sequence[Draftable], costs: Sequence[float]) -> _Plan | None:
         """The best plan in which the model drafts for every request of which it promises more than was retrieved."""
         model = self.model
         if model is None:
             return None
         longest = [min(d.max_tokens, model.max_tokens) if d.behind is not None else 0 for d in drafts]
+        deepest = max(longest, default=0)
+        if not deepest:
+            return None
         survivals = [self._model_survival(d, n) for d, n in zip(drafts, longest, strict=True)]
-        best: _Plan | None = None
-        depths = [depth for depth in _DEPTHS if depth < max(longest, default=0)]
-        depths = [max(longest)] if model.tree else [*depths, max(longest, default=0)]
-        for depth in depths if max(longest, default=0) else []:
+        best = _none(drafts)
+        for depth in [deepest] if model.tree else [*(each for each in _DEPTHS if each < deepest), deepest]:
             by_model = [
                 bool(n) and sum(s[:depth]) > sum(d.survival) for d, s, n in zip(drafts, survivals, longest, strict=True)
             ]
@@ -273,10 +275,13 @@ class AdaptiveSpeculation(SpeculationController):
             offered = [
                 s[:depth] if chosen else d.survival for d, s, chosen in zip(drafts, survivals, by_model, strict=True)
             ]
-            plan = self._allot(drafts, offered, by_model, costs, rate)
-            self._add_drafting(plan, drafts, rate)
-            if best is None or plan.objective > best.objective:
+            charged, _ = self._drafting_times(
+                [(d, depth) for d, chosen in zip(drafts, by_model, strict=True) if chosen]
+            )
+            plan = self._allot(drafts, offered, by_model, costs, charged)
+            if plan.worth > best.worth:
                 best = plan
+        _, best.draft_seconds = self._drafting_times(_modelled(drafts, best))
         return best
 
     def _model_survival(self, draft: Draftable, length: int) -> Survival:
@@ -285,27 +290,29 @@ class AdaptiveSpeculation(SpeculationController):
         survival = self.survival(draft.request, self.model.name, length, None)
         return [sum(survival) / length] * length if self.model.tree else survival
 
-    def _add_drafting(self, plan: _Plan, drafts: Sequence[Draftable], rate: float) -> None:
-        """Charge the plan with the time that the model takes; text that it must read first is paid in instalments."""
-        chosen = [(d, n) for d, n, by_model in zip(drafts, plan.counts, plan.by_model, strict=True) if by_model]
+    def _drafting_times(self, chosen: Sequence[tuple[Draftable, int]]) -> tuple[float, float]:
+        """Seconds to charge for the model's drafts, and those that they take now.
+
+        They differ where the model has text to read first, which is paid in instalments.
+        """
         if self.model is None or not chosen:
-            return
-        depth = max(n for _, n in chosen)
+            return 0.0, 0.0
+        depth = max(count for _, count in chosen)
         context = sum(d.request.num_tokens for d, _ in chosen)
         behind = sum(max((d.behind or 1) - 1, 0) for d, _ in chosen)
-        plan.draft_seconds = self.model.costs.seconds(len(chosen), depth, behind, context)
-        instalments = max(1, min(_AMORTISE_TOKENS, *(d.request.num_remaining_tokens for d, _ in chosen)) // (1 + depth))
+        now = self.model.costs.seconds(len(chosen), depth, behind, context)
         caught_up = self.model.costs.seconds(len(chosen), depth, min(behind, len(chosen)), context)
-        charged = caught_up + max(plan.draft_seconds - caught_up, 0.0) / instalments
-        plan.seconds += plan.draft_seconds
-        plan.objective -= rate * charged
+        instalments = max(1, min(_AMORTISE_TOKENS, *(d.request.num_remaining_tokens for d, _ in chosen)) // (1 + depth))
+        return caught_up + max(now - caught_up, 0.0) / instalments, now
 
-    def _can_afford(self, plain: float) -> bool:
-        return self._balance >= -(EXPLORATION_SHARE * self._elapsed + _GRACE_STEPS * plain)
+    @staticmethod
+    def _margin(plan: _Plan, going_on: bool) -> float:
+        return (_KEEP_MARGIN if going_on else _BEGIN_MARGIN) * sum(count > 0 for count in plan.counts)
 
-    def _probe(
-        self, drafts: Sequence[Draftable], best: _Plan, costs: Sequence[float], rate: float, plain: float
-    ) -> _Plan:
+    def _can_afford(self, loss: float, plain: float) -> bool:
+        return self._balance - loss >= -(EXPLORATION_SHARE * self._elapsed + _GRACE_STEPS * plain)
+
+    def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Sequence[float], plain: float) -> _Plan:
         """Now and then let the model draft for one request all the same: what paid not once may pay now."""
         if self.model is None or self._steps_since_probe < self._pause:
             return best
@@ -316,13 +323,12 @@ class AdaptiveSpeculation(SpeculationController):
             return best
         place = min(places, key=lambda each: drafts[each].behind or 0)
         length = min(_PROBE_TOKENS, drafts[place].max_tokens, self.model.max_tokens)
-        plan = _Plan(list(best.counts), [False] * len(drafts), list(best.expected), best.objective, best.seconds)
+        plan = _Plan(list(best.counts), list(best.by_model), list(best.expected))
         plan.counts[place], plan.by_model[place] = length, True
         plan.expected[place] = sum(self._model_survival(drafts[place], length))
+        _, plan.draft_seconds = self._drafting_times(_modelled(drafts, plan))
         total = sum(plan.counts)
-        self._add_drafting(plan, drafts, rate)
-        loss = plan.draft_seconds + costs[total] - costs[total - length]
-        if self._balance - loss < -(EXPLORATION_SHARE * self._elapsed + _GRACE_STEPS * plain):
+        if not self._can_afford(plan.draft_seconds + costs[total] - costs[total - length], plain):
             return best
         self._steps_since_probe = 0
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -16,14 +16,20 @@ _LARGEST_SURPRISE = 0.5
 
 @dataclass(frozen=True)
 class Load:
-    """A pass: its rows, the tokens of context that its requests hold, and those summed over all rows."""
+    """A pass: its rows, the tokens of context that its requests hold, those summed over all rows; how many requests."""
 
     rows: int = 0
     context: int = 0
     attended: int = 0
+    requests: int = 0
 
     def __add__(self, other: Load) -> Load:
-        return Load(self.rows + other.rows, self.context + other.context, self.attended + other.attended)
+        return Load(
+            self.rows + other.rows,
+            self.context + other.context,
+            self.attended + other.attended,
+            self.requests + other.requests,
+        )
 
 
 class PassCosts:

@@ -42,7 +42,7 @@ def plan(
     speculation: AdaptiveSpeculation, drafts: Sequence[Draftable], *, others: int = 0, prompt_rows: int = 0
 ) -> list[Choice]:
     decoding = [draft.request for draft in drafts] + [request(f"other {i}") for i in range(others)]
-    speculation.begin_step(decoding, Load(len(decoding)), Load(prompt_rows))
+    speculation.begin_step(decoding, Load(len(decoding)), Load(prompt_rows, requests=min(prompt_rows, 1)))
     return speculation.plan(drafts)
 
 
@@ -92,6 +92,26 @@ def test_rows_go_to_the_requests_whose_drafts_are_good() -> None:
     assert second.num_tokens > 1
 
 
+def test_a_request_without_drafts_is_not_slowed_by_more_than_others_gain() -> None:
+    table = {1: 1.0, 4: 1.0, 8: 1.6, 20: 4.0}
+    copying, without = request("copying"), [retrieved(of=request(str(i))) for i in range(3)]
+    alone = plan(controller(table), [retrieved(*[0.99] * 15, of=copying)])[0].num_tokens
+    beside = plan(controller(table), [retrieved(*[0.99] * 15, of=copying), *without])[0].num_tokens
+    seconds = PassCosts(table)
+    assert alone >= 7
+    assert 0 < beside < alone
+    slowed = seconds.seconds(Load(4 + beside)) / seconds.seconds(Load(4))
+    assert slowed**4 <= 1.0 + 0.99 * beside, f"{beside} drafts for one make four requests {slowed} times as slow"
+
+
+def test_alike_requests_get_alike_shares() -> None:
+    table = {1: 1.0, 4: 1.1, 16: 2.4, 64: 9.0}
+    drafts = [retrieved(*[0.95**i for i in range(1, 16)], of=request(str(i))) for i in range(4)]
+    counts = [choice.num_tokens for choice in plan(controller(table), drafts)]
+    assert max(counts) - min(counts) <= 1, counts
+    assert min(counts) > 0
+
+
 def test_under_load_only_what_is_nearly_certain_is_verified() -> None:
     table = {1: 1.0, 2: 1.0, 16: 1.2, 24: 2.4, 64: 8.0}
     alone = plan(controller(table), [retrieved(0.6, 0.4, 0.3)])[0].num_tokens
@@ -102,8 +122,9 @@ def test_under_load_only_what_is_nearly_certain_is_verified() -> None:
 
 def test_beside_a_prompt_a_row_costs_what_it_costs_there() -> None:
     table = {1: 1.0, 8: 1.05, 64: 8.0}
-    assert plan(controller(table), [retrieved(0.5, 0.4)])[0].num_tokens == 2
-    assert plan(controller(table), [retrieved(0.1, 0.05)], prompt_rows=40)[0].num_tokens == 0
+    assert plan(controller(table), [retrieved(0.06)])[0].num_tokens == 1
+    assert plan(controller(table), [retrieved(0.06)], prompt_rows=40)[0].num_tokens == 0
+    assert plan(controller(table), [retrieved(0.5)], prompt_rows=40)[0].num_tokens == 1
 
 
 def test_what_every_step_takes_beside_its_pass_makes_drafts_worth_more() -> None:
