@@ -11,24 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.errors import InvalidRequestError
 from outrider.models.chat_template import ChatTemplate
+from outrider.models.spelling import Spelling, spelling
 
 if TYPE_CHECKING:
     import tokenizers
 
 _PLACEHOLDER = re.compile(r"\[PAD\d+\]")
 """What converters write for ids that a model has rows for and its tokenizer has no token for."""
-
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level vocabularies spell bytes: printable ones as they are, the rest from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTE_OF_CHARACTER = _byte_alphabet()
 
 
 class VocabularyDifference(NamedTuple):
@@ -98,20 +87,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for, parts of characters too; empty for ids without a token."""
-        token = self.tokens.get(token_id, "")
-        if token_id in self.backend.get_added_tokens_decoder():
-            return token.encode()
-        if "ByteLevel" in self._decoder:
-            return bytes(_BYTE_OF_CHARACTER[character] for character in token if character in _BYTE_OF_CHARACTER)
-        if _BYTE_TOKEN.fullmatch(token):
-            return bytes.fromhex(token[3:5])
-        return token.replace("\u2581", " ").encode()
+        token, added = self.tokens.get(token_id, ""), token_id in self.backend.get_added_tokens_decoder()
+        return token.encode() if self._spelling is None or added else self._spelling(token, added)
 
     @cached_property
-    def _decoder(self) -> str:
-        """How the library spells the decoder, as JSON."""
-        decoder = self.backend.decoder
-        return "" if decoder is None else bytes(decoder.__getstate__()).decode()
+    def _spelling(self) -> Spelling | None:
+        return spelling(self.backend)
 
     @property
     def supports_tools(self) -> bool:

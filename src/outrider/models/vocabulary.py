@@ -8,26 +8,22 @@ shared by name or by role, never by what they are spelled like. Knows nothing ab
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import VocabularyMismatchError
+from outrider.models.spelling import BYTE_PIECE, decoder_kinds, spelling, steps_of
 from outrider.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
-_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _FREQUENT = 8192
 """Of so many of a draft's tokens, the lowest ids and so the first merged, ``SharedTokens.share`` is taken."""
-
-Spelling = Callable[[str, bool], bytes]
-"""From a token as the vocabulary writes it, and whether it was added beside the model's own, to the bytes it means."""
 
 
 class Vocabulary:
@@ -44,7 +40,13 @@ class Vocabulary:
         Raises ``VocabularyMismatchError`` if it is not known how the tokenizer spells its tokens.
         """
         backend = tokenizer.backend
-        spell = _spelling(backend)
+        spell = spelling(backend)
+        if spell is None:
+            kinds = "+".join(decoder_kinds(backend)) or None
+            raise VocabularyMismatchError(
+                f"tokens of this tokenizer cannot be told byte for byte (decoder {kinds!r}); a draft with another "
+                f"vocabulary needs byte-level or SentencePiece tokenizers on both sides"
+            )
         ends = tokenizer.eos_token_ids
         self.end_id = next((id for id in ends if num_rows is None or id < num_rows), None)
         self.start_ids = tuple(id for id in tokenizer.encode("") if id not in ends)
@@ -54,7 +56,7 @@ class Vocabulary:
         unknown = getattr(backend.model, "unk_token", None)
         self.control = {id: token for id, token in tokens.items() if id in control or token == unknown}
         self._bytes = {id: spell(token, id in added) for id, token in tokens.items() if id not in self.control}
-        pieces = [id for id in self._bytes if not _BYTE_PIECE.fullmatch(tokens[id])]
+        pieces = [id for id in self._bytes if not BYTE_PIECE.fullmatch(tokens[id])]
         self._ids: dict[bytes, int] = {}
         for id in (*pieces, *self._bytes):  # where two tokens say the same, the piece stands for it
             self._ids.setdefault(self._bytes[id], id)
@@ -129,50 +131,6 @@ def shared_tokens(draft: Vocabulary, target: Vocabulary) -> SharedTokens:
     )
 
 
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 characters are their own bytes, the others follow from U+0100 on in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-def _spelling(backend: tokenizers.Tokenizer) -> Spelling:
-    steps = list(_steps(json.loads(backend.decoder.__getstate__()))) if backend.decoder is not None else []
-    kinds = {step["type"] for step in steps}
-    if kinds == {"ByteLevel"}:
-        table = _byte_characters()
-
-        def byte_level(token: str, added: bool) -> bytes:
-            if added or not table.keys() >= set(token):
-                return token.encode()
-            return bytes(table[character] for character in token)
-
-        return byte_level
-    if not kinds or not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
-        raise VocabularyMismatchError(
-            f"tokens of this tokenizer cannot be told byte for byte (decoder {'+'.join(sorted(kinds)) or None!r}); "
-            f"a draft with another vocabulary needs byte-level or SentencePiece tokenizers on both sides"
-        )
-    spaces = [step["pattern"].get("String") for step in steps if step["type"] == "Replace" and step["content"] == " "]
-    spaces += [step["replacement"] for step in steps if step["type"] == "Metaspace"]
-    fallback = "ByteFallback" in kinds
-
-    def sentencepiece(token: str, added: bool) -> bytes:
-        if fallback and (piece := _BYTE_PIECE.fullmatch(token)):
-            return bytes([int(piece[1], 16)])
-        for space in spaces:
-            token = token.replace(space, " ")
-        return token.encode()
-
-    return sentencepiece
-
-
-def _steps(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """A decoder's, normalizer's or pre-tokenizer's parts, those of sequences too."""
-    inner = [*part.get("decoders", ()), *part.get("normalizers", ()), *part.get("pretokenizers", ())]
-    return [step for one in inner for step in _steps(one)] if inner else [part]
-
-
 def _adds_prefix(vocabulary: Vocabulary, backend: tokenizers.Tokenizer) -> bool:
     letter = next((text for text in vocabulary.by_bytes if len(text) == 1 and text.isalpha()), None)
     if letter is None:
@@ -187,7 +145,7 @@ def _without_prefix(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
     whole = json.loads(backend.to_str())
     for name, inner in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
-        kept = [step for step in _steps(whole[name] or {inner: []}) if step.get("type", "Prepend") != "Prepend"]
+        kept = [step for step in steps_of(whole[name] or {inner: []}) if step.get("type", "Prepend") != "Prepend"]
         for step in kept:
             if step["type"] == "Metaspace":
                 step["prepend_scheme"] = "never"
