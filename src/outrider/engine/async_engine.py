@@ -162,8 +162,8 @@ class AsyncEngine:
         """Why new requests are refused; None while they are taken."""
         return self.failure or self._refusing
 
-    async def submit(self, jobs: Sequence[Job]) -> Answers:
-        """Take on all of ``jobs``, or none.
+    async def submit(self, jobs: Sequence[Job], *, priority: int = 0) -> Answers:
+        """Take on all of ``jobs``, or none; those of lower ``priority`` go first.
 
         Raises ``InvalidRequestError`` if one can not be served, ``QueueFullError`` if there is no room for all of them
         now, and ``EngineUnavailableError`` while the engine is shutting down or broken.
@@ -183,7 +183,7 @@ class AsyncEngine:
                 )
             mailbox.request_ids = tuple(f"request-{next(self._ids)}" for _ in jobs)
             self._num_live += len(jobs)
-            self._inbox.append(lambda: self._add(jobs, mailbox))
+            self._inbox.append(lambda: self._add(jobs, mailbox, priority))
             self._wake.notify()
         answers = Answers(self, mailbox)
         try:
@@ -274,13 +274,14 @@ class AsyncEngine:
                 if closing or self.failure is not None:
                     self._fail_all(self.failure or "the engine is closed")
 
-    def _add(self, jobs: Sequence[Job], mailbox: Mailbox) -> None:
+    def _add(self, jobs: Sequence[Job], mailbox: Mailbox, priority: int) -> None:
         added: list[Request] = []
         try:
             if self.failure is not None:
                 raise EngineUnavailableError(self.failure)
             for request_id, (prompt_token_ids, params) in zip(mailbox.request_ids, jobs, strict=True):
-                added.append(self.engine.add_request(request_id, prompt_token_ids, params))
+                request = self.engine.add_request(request_id, prompt_token_ids, params, priority=priority)
+                added.append(request)
         except Exception as error:
             for request in added:
                 self.engine.abort(request.request_id)

@@ -32,8 +32,8 @@ _SLOW = 0.05
 """What one more observation weighs among those of the times beside the pass."""
 EXPLORATION_SHARE = 0.02
 """Of the elapsed time, what drafting with a model may lose in all, by the times observed, before it is held back."""
-_GRACE_STEPS = 4
-"""The same in steps of plain decoding, so that there is something to learn from at the start."""
+_CREDIT_STEPS = 3
+"""The most that it may lose at once, in steps of plain decoding; also what it may lose at the start."""
 _PROBE_TOKENS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024
 """Steps from one probe of a drafter that does not pay to the next; doubled each time."""
@@ -122,16 +122,15 @@ class AdaptiveSpeculation(SpeculationController):
         self._overhead = self._drafting_seconds = self._rows_seconds = 0.0
         self._step = _Step(Load(), 0, 0, 0.0)
         self._drafting = self._modelling = False
-        self._elapsed = 0.0
-        self._balance = 0.0
+        self._credit: float | None = None
         self._planned: _Plan | None = None
         self._plain: float | None = None
         self._pause, self._steps_since_probe = _FIRST_PAUSE, 0
 
     @property
-    def balance(self) -> float:
-        """Seconds that drafting with the model has lost and not regained; never above 0."""
-        return self._balance
+    def credit(self) -> float | None:
+        """Seconds that drafting with the model may still lose; None before the first step."""
+        return self._credit
 
     def num_draft_tokens(self, request: Request) -> int:
         """The cap: how many of them are used is settled in ``plan``, when it is known what was retrieved."""
@@ -163,11 +162,11 @@ class AdaptiveSpeculation(SpeculationController):
         if modelled is not None:
             gain = modelled.worth - best.worth
             pays = any(modelled.by_model) and gain >= self._margin(modelled, self._modelling)
-            self._modelling = pays and self._can_afford(0.0, plain)
+            self._modelling = pays and self._can_afford(0.0)
             if self._modelling:
                 best, self._pause = modelled, _FIRST_PAUSE
             else:
-                best = self._probe(drafts, best, costs, plain)
+                best = self._probe(drafts, best, costs)
         self._drafting = any(best.counts)
         self._planned = best
         return [
@@ -200,13 +199,15 @@ class AdaptiveSpeculation(SpeculationController):
         overhead = max(step_seconds - pass_seconds - self._drafting_seconds - self._rows_seconds, 0.0)
         self._overhead += (_SLOW if self._overhead else 1.0) * (overhead - self._overhead)
         self.passes.observe(load, pass_seconds)
-        self._elapsed += step_seconds
         self._steps_since_probe = 0 if self._modelling else self._steps_since_probe + 1
         if plain is None or not gained:
             return
+        most = _CREDIT_STEPS * plain
+        credit = most if self._credit is None else self._credit + EXPLORATION_SHARE * step_seconds
         if self._planned is not None and any(self._planned.by_model):
             # What the tokens would have taken without drafts, less what they took.
-            self._balance = min(0.0, self._balance + gained / step.num_decoding * plain - step_seconds)
+            credit += gained / step.num_decoding * plain - step_seconds
+        self._credit = min(credit, most)
 
     def plain_seconds(self) -> float | None:
         """The step without drafts, by the cost tables."""
@@ -309,10 +310,10 @@ class AdaptiveSpeculation(SpeculationController):
     def _margin(plan: _Plan, going_on: bool) -> float:
         return (_KEEP_MARGIN if going_on else _BEGIN_MARGIN) * sum(count > 0 for count in plan.counts)
 
-    def _can_afford(self, loss: float, plain: float) -> bool:
-        return self._balance - loss >= -(EXPLORATION_SHARE * self._elapsed + _GRACE_STEPS * plain)
+    def _can_afford(self, loss: float) -> bool:
+        return self._credit is None or self._credit > loss
 
-    def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Sequence[float], plain: float) -> _Plan:
+    def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Sequence[float]) -> _Plan:
         """Now and then let the model draft for one request all the same: what paid not once may pay now."""
         if self.model is None or self._steps_since_probe < self._pause:
             return best
@@ -328,7 +329,7 @@ class AdaptiveSpeculation(SpeculationController):
         plan.expected[place] = sum(self._model_survival(drafts[place], length))
         _, plan.draft_seconds = self._drafting_times(_modelled(drafts, plan))
         total = sum(plan.counts)
-        if not self._can_afford(plan.draft_seconds + costs[total] - costs[total - length], plain):
+        if not self._can_afford(plan.draft_seconds + costs[total] - costs[total - length]):
             return best
         self._steps_since_probe = 0
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

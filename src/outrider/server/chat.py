@@ -36,7 +36,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     model = ready.check_model(body.model)
     with named(**_names(body)):
         jobs, tools = await asyncio.to_thread(_jobs, ready, body)
-        answers = await ready.engine.submit(jobs)
+        answers = await ready.engine.submit(jobs, priority=body.priority or 0)
     form = _ChatForm(ready.tokenizer, tools, logprobs=bool(body.logprobs), token_ids=bool(body.return_token_ids))
     form.prompt_token_ids = jobs[0][0]
     reply = Reply(answers, form, model, Counts(len(jobs[0][0]), len(jobs)), ready.options(body))

@@ -41,7 +41,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     model = ready.check_model(body.model)
     with named(structured_outputs=format_field(body)):
         prompts, jobs = await asyncio.to_thread(_jobs, ready, body)
-        answers = await ready.engine.submit(jobs)
+        answers = await ready.engine.submit(jobs, priority=body.priority or 0)
     form = _CompletionForm(ready.tokenizer, prompts, body)
     counts = Counts(sum(len(prompt.token_ids) for prompt in prompts), len(jobs) // len(prompts))
     reply = Reply(answers, form, model, counts, ready.options(body))

@@ -57,7 +57,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1.0,),
     "modalities": (["text"],),
-    "priority": (0,),
     "reasoning_effort": ("none",),
     "store": (False,),
     "suffix": ("",),

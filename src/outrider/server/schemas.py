@@ -163,6 +163,7 @@ class GenerationRequest(Fields):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     speculative_config: str | dict[str, Any] | None = None
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
     detailed_metrics: bool | None = None
     token_details: bool | None = None
 

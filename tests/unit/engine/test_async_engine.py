@@ -178,6 +178,29 @@ def test_more_answers_than_ever_fit_are_a_mistake_of_the_request() -> None:
     using(body, engine_of(max_num_seqs=2), max_waiting=2)
 
 
+def test_lower_priority_goes_first() -> None:
+    gate = Gate()
+
+    async def body(engine: AsyncEngine) -> None:
+        first = await engine.submit([([1], GREEDY)])
+        while not gate.entered.is_set():
+            await asyncio.sleep(0.001)
+        done: list[int] = []
+
+        async def finish(prompt: int, priority: int) -> None:
+            answers = await engine.submit([([prompt], GREEDY)], priority=priority)
+            await answers.result()
+            done.append(priority)
+
+        tasks = [asyncio.create_task(finish(prompt, priority)) for prompt, priority in ((2, 2), (3, 1), (4, 0))]
+        await asyncio.sleep(0.01)
+        gate.opened.set()
+        await asyncio.gather(first.result(), *tasks)
+        assert done == [0, 1, 2]
+
+    using(body, engine_of(gate.law, max_num_seqs=1), max_waiting=4)
+
+
 def test_a_full_queue_refuses_and_takes_again_once_there_is_room() -> None:
     gate = Gate()
 
