@@ -10,6 +10,8 @@ from outrider.scheduler.costs import PassCosts
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Where the time of a pass is taken; kernels work in tiles of rows, so the small numbers each matter."""
+_ALWAYS = 16
+"""Up to so many rows whatever it takes: what lies beyond is guessed from how the last ones rise."""
 _CONTEXT = 1024
 _NAME = "measuring the cost of a pass"
 
@@ -24,8 +26,8 @@ def measure_passes(
     """Time passes of the runner's model over ``rows``, all sizes in turn, for about ``seconds``.
 
     Each size is run at least twice and its shortest time taken, since others on the machine only ever lengthen it.
-    Sizes that do not fit the cache are left out, and those beyond the first that takes an eighth of the time. The cache
-    must hold no request; afterwards it is as before.
+    Sizes that do not fit the cache are left out, and from 16 rows on those beyond the first that takes an eighth of the
+    time. The cache must hold no request; afterwards it is as before.
     """
     room = min(runner.kv.capacity, runner.model.max_model_len)
     sizes = [size for size in rows if size <= room] or [1]
@@ -37,7 +39,7 @@ def measure_passes(
             for size in list(sizes):
                 taken = _timed(runner, size, 0, clock)
                 times.setdefault(size, []).append(taken)
-                if round_number == 0 and taken > seconds / 8.0:
+                if round_number == 0 and size >= _ALWAYS and taken > seconds / 8.0:
                     sizes = [each for each in sizes if each <= size]
                     break
             if round_number and clock() - begin > seconds:

@@ -95,7 +95,13 @@ class PassCosts:
         if high == len(known):
             if high == 1:
                 return shape[0] * rows / known[0]
-            high -= 1
+            # Tiles of rows make stairs: the last two may stand on one, so it rises at least as on the whole.
+            last, first = len(known) - 1, 0
+            rise = max(
+                (shape[last] - shape[last - 1]) / (known[last] - known[last - 1]),
+                (shape[last] - shape[first]) / (known[last] - known[first]),
+            )
+            return shape[last] + rise * (rows - known[last])
         low = high - 1
         return shape[low] + (shape[high] - shape[low]) * (rows - known[low]) / (known[high] - known[low])
 

@@ -20,6 +20,11 @@ def test_between_the_measured_rows_and_beyond_the_last() -> None:
     assert PassCosts({2: 3.0}).seconds(Load(6)) == pytest.approx(9.0)
 
 
+def test_beyond_a_stair_it_rises_as_on_the_whole() -> None:
+    costs = PassCosts({1: 10.0, 4: 13.0, 8: 17.0, 9: 17.0})
+    assert costs.seconds(Load(17)) == pytest.approx(24.0)
+
+
 def test_context_counts_once_for_a_request_and_once_for_each_row() -> None:
     costs = PassCosts({1: 10.0, 2: 10.0}, per_context=0.01, per_attended=0.001)
     assert costs.seconds(Load(2, 100, 200)) == pytest.approx(10.0 + 1.0 + 0.2)
