@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.request import Request
 from outrider.scheduler.costs import DraftCosts, Load, PassCosts
@@ -34,6 +34,8 @@ EXPLORATION_SHARE = 0.02
 """Of the elapsed time, what drafting with a model may lose in all, by the times observed, before it is held back."""
 _CREDIT_STEPS = 3
 """The most that it may lose at once, in steps of plain decoding; also what it may lose at the start."""
+_LEARNT = 16
+"""Until its drafts have been judged so often a model drafts for one request at a time, and reads only its text."""
 _PROBE_TOKENS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024
 """Steps from one probe of a drafter that does not pay to the next; doubled each time."""
@@ -105,6 +107,13 @@ def _none(drafts: Sequence[Draftable]) -> _Plan:
     return _Plan([0] * len(drafts), [False] * len(drafts), [0.0] * len(drafts))
 
 
+def _one_modelled(drafts: Sequence[Draftable]) -> Sequence[Draftable]:
+    """The model may draft only for the request of which it has least to read."""
+    first = min((d.behind for d in drafts if d.behind is not None), default=None)
+    chosen = next((d for d in drafts if d.behind is not None and d.behind == first), None)
+    return [d if d is chosen or d.behind is None else replace(d, behind=None) for d in drafts]
+
+
 def _modelled(drafts: Sequence[Draftable], plan: _Plan) -> list[tuple[Draftable, int]]:
     """The requests for which the model drafts, and how many tokens."""
     return [(d, n) for d, n, by_model in zip(drafts, plan.counts, plan.by_model, strict=True) if by_model]
@@ -123,6 +132,7 @@ class AdaptiveSpeculation(SpeculationController):
         self._step = _Step(Load(), 0, 0, 0.0)
         self._drafting = self._modelling = False
         self._credit: float | None = None
+        self._num_judged = 0
         self._planned: _Plan | None = None
         self._plain: float | None = None
         self._pause, self._steps_since_probe = _FIRST_PAUSE, 0
@@ -149,6 +159,8 @@ class AdaptiveSpeculation(SpeculationController):
 
     def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
         """The drafts whose expected tokens are worth their time."""
+        if self._num_judged < _LEARNT:
+            drafts = _one_modelled(drafts)
         plain = self.plain_seconds()
         if plain is None or not any(len(d.survival) or d.behind is not None for d in drafts):
             return [Choice(why=NOTHING_FOUND) for _ in drafts]
@@ -178,8 +190,10 @@ class AdaptiveSpeculation(SpeculationController):
         self, request: Request, drafter: str, accepted: int, length: int, chances: Sequence[float] | None
     ) -> None:
         """Learn how far a draft came true."""
-        if self.model is not None and drafter == self.model.name and accepted == length:
-            self._pause = _FIRST_PAUSE
+        if self.model is not None and drafter == self.model.name:
+            self._num_judged += 1
+            if accepted == length:
+                self._pause = _FIRST_PAUSE
         self._of(drafter).observe(request.request_id, accepted, length, chances)
 
     def observe_drafting(self, seconds: float) -> None:

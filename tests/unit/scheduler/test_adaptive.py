@@ -234,6 +234,16 @@ def test_load_that_swings_across_the_break_even_does_not_make_it_flap(few: int, 
     assert switches <= 84, f"{switches} switches, but the load changed 79 times and probes are rare: {run.trace}"
 
 
+def test_a_model_not_yet_known_drafts_for_one_request_only() -> None:
+    table = {1: 1.0, 64: 1.0}
+    speculation = controller(table, model_seconds=0.001)
+    drafts = [retrieved(of=request(str(i)), behind=5 - i) for i in range(4)]
+    assert [choice.by_model for choice in plan(speculation, drafts)] == [False, False, False, True]
+    for _ in range(20):
+        speculation.observe_outcome(drafts[0].request, "model", 3, 4, None)
+    assert [choice.by_model for choice in plan(speculation, drafts)] == [True] * 4
+
+
 def test_text_that_the_model_has_yet_to_read_is_paid_for() -> None:
     speculation = controller(model_seconds=0.2)
     near = plan(speculation, [retrieved(behind=1)])[0]
