@@ -159,7 +159,7 @@ class AdaptiveSpeculation(SpeculationController):
 
     def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
         """The drafts whose expected tokens are worth their time."""
-        if self._num_judged < _LEARNT:
+        if self.model is not None and self._num_judged < _LEARNT:
             drafts = _one_modelled(drafts)
         plain = self.plain_seconds()
         if plain is None or not any(len(d.survival) or d.behind is not None for d in drafts):
