@@ -35,9 +35,8 @@ def build_drafter(
     retrieval: list[Drafter] = [PredictionDrafter()]
     model: Drafter | None = None
     most = config.num_speculative_tokens
-    if method == "ngram":
-        retrieval.append(NGramDrafter(min_match=config.prompt_lookup_min, max_match=config.prompt_lookup_max))
-    if config.method == "auto" and method != "draft_model" and not native.available():
+    unavailable = config.method == "auto" and method in ("suffix", "composite") and not native.available()
+    if method == "ngram" or unavailable:
         retrieval.append(NGramDrafter(min_match=config.prompt_lookup_min, max_match=config.prompt_lookup_max))
     elif method in ("suffix", "composite"):
         floor, cache_tokens = config.suffix_min_probability, config.suffix_cache_tokens

@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from outrider.config import SpeculativeConfig
-from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.errors import ConfigError, VocabularyMismatchError
@@ -23,7 +22,7 @@ from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
-from tests.unit.engine.helpers import GREEDY, KSchedule, drain, run, toy_engine
+from tests.unit.engine.helpers import GREEDY, KSchedule, drain, recorded, run, toy_engine
 from tests.unit.models.other_vocabularies import TEXTS, byte_level, sentencepiece, spelled
 
 LETTERS = "abcdefghi"
@@ -46,20 +45,6 @@ def drafter_over(
 
 def ids(outputs: Sequence[RequestOutput]) -> list[tuple[int, ...]]:
     return [output.outputs[0].token_ids for output in outputs]
-
-
-def watched(drafter: CrossVocabDrafter) -> list[tuple[DraftRequest, Proposal]]:
-    """All proposals, with what they were made for."""
-    seen: list[tuple[DraftRequest, Proposal]] = []
-    propose = drafter.propose
-
-    def recording(batch: Sequence[DraftRequest]) -> list[Proposal]:
-        proposals = propose(batch)
-        seen.extend(zip(batch, proposals, strict=True))
-        return proposals
-
-    drafter.propose = recording  # type: ignore[method-assign]
-    return seen
 
 
 ORDER = [4, 2, 7, 0, 8, 1, 6, 3, 5]
@@ -115,7 +100,7 @@ def test_a_draft_that_says_the_targets_text_in_longer_tokens_is_always_accepted(
     words = [*LETTERS[::-1], *pairs]
     law = speller(words, TARGET, LETTERS)
     drafter = drafter_over(law, spelled(words, merges=merges), TARGET_LETTERS, algorithm=algorithm)
-    seen = watched(drafter)
+    seen = recorded(drafter)
     k = KSchedule(lambda request: (4, 4, 1, 0, 3)[request.num_output_tokens // 7 % 5])
     engine = toy_engine(TARGET, drafter, vocab_size=9, k=k, max_model_len=300)
     (output,) = run(engine, [[1, 2, 3]], SamplingParams(temperature=0, max_tokens=120))
@@ -222,7 +207,7 @@ def test_drafting_ends_before_a_token_that_the_target_does_not_have() -> None:
 
     for params in (GREEDY, SAMPLED, SEEDED):
         drafter = drafter_over(law, MERGED, TARGET_LETTERS, algorithm="tli")
-        seen = watched(drafter)
+        seen = recorded(drafter)
         run(toy_engine(TARGET, drafter, vocab_size=9, k=4), [[3, 4]], params)
         assert all(len(proposal) <= 2 for _, proposal in seen)
         assert any(len(proposal) == 2 for _, proposal in seen)
@@ -240,7 +225,7 @@ def test_a_trimmed_draft_proposes_its_own_tokens_only(algorithm: Any, params: Sa
 
     # A toy model has as many ids as rows; the draft's own ids go further, which only a law sees.
     drafter = drafter_over(trimmed, MERGED, TARGET_LETTERS, algorithm=algorithm, token_ids=kept)
-    seen = watched(drafter)
+    seen = recorded(drafter)
     run(toy_engine(TARGET, drafter, vocab_size=9), PROMPTS, params)
     assert {token for _, proposal in seen for token in proposal.token_ids} == {0, 1, 2, 3}
 
@@ -336,7 +321,7 @@ def test_real_tokenizers_on_both_sides(pair: str, algorithm: Any, params: Sampli
     size = len(target.tokens)
     law = random_table(size, seed=1, order=2, sharpness=3.0)
     drafter = drafter_over(random_table(len(own.tokens), seed=2, sharpness=3.0), own, target, algorithm=algorithm)
-    seen = watched(drafter)
+    seen = recorded(drafter)
     prompts = [target.encode(text) for text in WRITTEN]
     outputs = run(toy_engine(law, drafter, vocab_size=size), prompts, params)
     assert all(output.metrics.speculation == "cross_vocab" for output in outputs), "no proposal broke the contract"

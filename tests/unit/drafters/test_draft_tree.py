@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from outrider.config import SpeculativeConfig
-from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.errors import ConfigError
 from outrider.models.toy import Law, ToyModel, random_table
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import check_proposal, depths
-from tests.unit.engine.helpers import GREEDY, run, toy_engine
+from tests.unit.engine.helpers import GREEDY, recorded, run, toy_engine
 
 VOCAB = 9
 TARGET = random_table(VOCAB, seed=3, order=64, sharpness=2.0)
@@ -29,20 +27,6 @@ SEEDED = SamplingParams(max_tokens=24, seed=5)
 def tree_drafter(law: Law, width: int, *, num_blocks: int = 64, **settings: Any) -> DraftModelDrafter:
     runner = ModelRunner(ToyModel(VOCAB, law), num_blocks=num_blocks, block_size=4)
     return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64, tree_width=width, **settings)
-
-
-def recorded(drafter: DraftModelDrafter) -> list[tuple[DraftRequest, Proposal]]:
-    """What the drafter will have proposed, and for what."""
-    seen: list[tuple[DraftRequest, Proposal]] = []
-    propose = drafter.propose
-
-    def recording(batch: Sequence[DraftRequest]) -> list[Proposal]:
-        proposals = propose(batch)
-        seen.extend(zip(batch, proposals, strict=True))
-        return proposals
-
-    drafter.propose = recording  # type: ignore[method-assign]
-    return seen
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED, SAMPLED], ids=["greedy", "seeded", "sampled"])

@@ -50,6 +50,20 @@ class ScriptedDrafter:
         self.forgotten.append(request_id)
 
 
+def recorded(drafter: Drafter) -> list[tuple[DraftRequest, Proposal]]:
+    """What the drafter will have proposed, and for what."""
+    seen: list[tuple[DraftRequest, Proposal]] = []
+    propose = drafter.propose
+
+    def recording(batch: Sequence[DraftRequest]) -> list[Proposal]:
+        proposals = propose(batch)
+        seen.extend(zip(batch, proposals, strict=True))
+        return proposals
+
+    drafter.propose = recording  # type: ignore[method-assign]
+    return seen
+
+
 class KSchedule(SpeculationController):
     """K by the number of tokens committed so far."""
 

@@ -71,17 +71,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def gemma3_path() -> Path:
-    """The Gemma-3-270M file, if it has been pulled: its terms do not let every machine have it."""
-    from outrider.models.loader.cache import cache_directory
-
-    path = cache_directory() / "models" / "Gemma-3-270M.Q4_K_M.gguf"
-    if not path.is_file():
-        pytest.skip("Gemma-3-270M is not in the cache; `outrider pull gemma-3-270m` fetches it")
-    return path
-
-
-@pytest.fixture(scope="session")
 def vocabulary() -> list[str]:
     """Three control tokens, all bytes, and what the merges make."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -204,9 +204,9 @@ GEMMA3_LONG_MAX = [7.4442, -2.9944, 4.9591, 6.1834, -2.1106, 2.1297, -15.6955, 1
 
 
 @pytest.mark.model
-def test_gemma3_270m(gemma3_path: Path) -> None:
+def test_gemma3_270m(gemma_path: Path) -> None:
     """The expected values are transformers' own in float32 from this file, whose hash the alias pins."""
-    loaded = load_model(str(gemma3_path))
+    loaded = load_model(str(gemma_path))
     assert loaded.config.sliding_windows == (*[512] * 5, None) * 3
     assert (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_ids) == (2, (1, 106))
     assert loaded.tokenizer.encode("The capital of France is") == FRANCE
