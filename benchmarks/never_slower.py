@@ -1,12 +1,15 @@
 """Speculation chosen by cost against none and against fixed choices: ``python benchmarks/never_slower.py``.
 
 Three workloads: *copy* (a table to be repeated), *chat* (questions), *random* (random tokens to go on from), greedy,
-each at several concurrencies. Per cell every arm runs once a round, the order turning; an arm's figure is the median
-over rounds of its rate over that of ``off`` in the same round. All requests of a cell arrive at once and run to the
-same length; their prompts are in the prefix cache by then, so decoding is what is timed. No arm drafts from earlier
-outputs.
+each at several concurrencies. All requests of a cell arrive at once and run to the same length; their prompts are in
+the prefix cache by then, so decoding is what is timed. No arm drafts from earlier outputs.
+
+The arms of a cell run *abreast*: the next step is always that of the arm that has made the smallest part of its tokens.
+So whatever slows the machine for longer than a step slows all arms at the same place of their answers; an arm's time is
+the sum of its steps. An arm's figure is the median over rounds of its rate over that of ``off`` in the same round.
 
 ``idle`` is the adaptive engine over a cost table in which no draft can pay: all of the machinery and K = 0 throughout.
+As it takes the same steps as ``off``, the two are compared step by step: ``idle_steps`` is the median of those ratios.
 Prints a table, ends with one JSON line.
 """
 
@@ -19,6 +22,8 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +76,46 @@ def prompts(llm: LLM, workload: str, count: int, seed: int) -> list[list[int]]:
     return [llm.tokenizer.encode(text) for text in texts]
 
 
-def decode_rate(llm: LLM, asked: list[list[int]], tokens: int) -> tuple[float, list[list[int]], Any]:
-    """Tokens per second of all requests together; the tokens; the first request's statistics."""
-    llm.generate(asked, SamplingParams(temperature=0.0, max_tokens=1))
+@dataclass
+class Run:
+    """One arm's run of a cell: the seconds of each step, each request's tokens, the first request's statistics."""
+
+    steps: list[float]
+    tokens: list[list[int]]
+    stats: Any
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all requests together."""
+        return sum(map(len, self.tokens)) / sum(self.steps)
+
+
+def run_abreast(engines: dict[str, LLM], order: Sequence[str], asked: list[list[int]], tokens: int) -> dict[str, Run]:
+    """Every arm answers ``asked``, step by step in turn; ``order`` decides between arms that are equally far."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    requests = [llm.engine.add_request(f"cell-{i}", prompt, params) for i, prompt in enumerate(asked)]
-    begin = time.perf_counter()
-    while llm.engine.has_requests:
-        llm.engine.step()
-    seconds = time.perf_counter() - begin
-    made = sum(request.num_output_tokens for request in requests)
-    outputs = [llm.engine.take_output(request.request_id) for request in requests]
-    if any(output.error for output in outputs):
-        raise SystemExit(next(output.error for output in outputs if output.error))
-    stats = outputs[0].metrics.speculative_decoding
-    return made / seconds, [list(output.outputs[0].token_ids) for output in outputs], stats
+    requests, steps = {}, {name: list[float]() for name in order}
+    for name in order:
+        engines[name].generate(asked, SamplingParams(temperature=0.0, max_tokens=1))
+        add = engines[name].engine.add_request
+        requests[name] = [add(f"cell-{i}", prompt, params) for i, prompt in enumerate(asked)]
+    gc.collect()
+    made = dict.fromkeys(order, 0)
+    while made:
+        name = min(made, key=lambda each: made[each])
+        begin = time.perf_counter()
+        engines[name].engine.step()
+        steps[name].append(time.perf_counter() - begin)
+        made[name] = sum(request.num_output_tokens for request in requests[name])
+        if not engines[name].engine.has_requests:
+            del made[name]
+    runs = {}
+    for name in order:
+        outputs = [engines[name].engine.take_output(request.request_id) for request in requests[name]]
+        if any(output.error for output in outputs):
+            raise SystemExit(next(output.error for output in outputs if output.error))
+        answers = [list(output.outputs[0].token_ids) for output in outputs]
+        runs[name] = Run(steps[name], answers, outputs[0].metrics.speculative_decoding)
+    return runs
 
 
 def load(model: str, speculative: dict[str, Any], draft: dict[str, Any]) -> LLM:
@@ -122,29 +152,30 @@ def main() -> int:
         method, _, k = text.partition(":")
         arms[text] = {"method": method, "num_speculative_tokens": int(k), "adaptive": False}
     engines = {name: load(arguments.model, keys, draft) for name, keys in arms.items()}
-    idle = engines["idle"].engine
-    idle.controller = AdaptiveSpeculation(PassCosts({1: 1e-3, 64: 64.0}), num_speculative_tokens=15)
-    idle.scheduler._controller = idle.controller
-    if isinstance(idle.drafter, CompositeDrafter):
-        idle.drafter.planner = idle.controller
+    never = engines["idle"].engine
+    never.controller = AdaptiveSpeculation(PassCosts({1: 1e-3, 64: 64.0}), num_speculative_tokens=15)
+    never.scheduler._controller = never.controller
+    if isinstance(never.drafter, CompositeDrafter):
+        never.drafter.planner = never.controller
     cells, identical = [], True
     for workload in arguments.workloads.split(","):
         for concurrency in map(int, arguments.concurrency.split(",")):
             ratios: dict[str, list[float]] = {name: [] for name in arms}
             rates: dict[str, list[float]] = {name: [] for name in arms}
+            idle_steps: list[float] = []
             trace: list[int] = []
             gains: tuple[float | None, float | None] = None, None
             for turn in range(arguments.rounds):
                 asked = prompts(engines["off"], workload, concurrency, turn)
                 order = list(arms)[turn % len(arms) :] + list(arms)[: turn % len(arms)]
-                made = {name: decode_rate(engines[name], asked, arguments.tokens) for name in order}
-                for name, (rate, tokens, stats) in made.items():
-                    rates[name].append(rate)
-                    ratios[name].append(rate / made["off"][0])
-                    identical &= tokens == made["off"][1]
-                    if name == "auto":
-                        trace, gains = stats.per_step_drafted, (stats.estimated_gain, stats.realised_gain)
-            gc.collect()
+                runs = run_abreast(engines, order, asked, arguments.tokens)
+                for name, run in runs.items():
+                    rates[name].append(run.rate)
+                    ratios[name].append(run.rate / runs["off"].rate)
+                    identical &= run.tokens == runs["off"].tokens
+                trace = runs["auto"].stats.per_step_drafted
+                gains = runs["auto"].stats.estimated_gain, runs["auto"].stats.realised_gain
+                idle_steps += [i / o for i, o in zip(runs["idle"].steps, runs["off"].steps, strict=True)]
             medians = {name: statistics.median(values) for name, values in ratios.items()}
             fixed = {name: value for name, value in medians.items() if name not in ("off", "auto", "idle")}
             best = max(fixed, key=lambda name: fixed[name]) if fixed else "off"
@@ -157,14 +188,16 @@ def main() -> int:
                     "ratio_to_off": {n: {"median": medians[n], "quartiles": quartiles(ratios[n])} for n in arms},
                     "best_fixed": best,
                     "auto_over_best_or_off": statistics.median(to_best),
+                    "idle_steps": {"median": statistics.median(idle_steps), "quartiles": quartiles(idle_steps)},
                     "auto_k_trace": trace,
                     "auto_estimated_and_realised_gain": gains,
                 }
             )
+            idle, others = statistics.median(idle_steps), " ".join(f"{n} {v:.2f}" for n, v in fixed.items())
             print(
                 f"{workload:7s} x{concurrency:<3d} off {statistics.median(rates['off']):7.1f} tok/s | auto "
-                f"{medians['auto']:.2f} idle {medians['idle']:.3f} | best fixed {best} {medians[best]:.2f} | auto/best "
-                f"{statistics.median(to_best):.2f} | " + " ".join(f"{n} {v:.2f}" for n, v in fixed.items()),
+                f"{medians['auto']:.2f} idle step x{idle:.3f} | best fixed {best} {medians[best]:.2f} | auto/best "
+                f"{statistics.median(to_best):.2f} | {others}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -1,7 +1,8 @@
 """What deciding costs per step: ``python -m benchmarks.scheduling [--requests 16] [--json PATH|-]``.
 
 Runs chat prompts side by side and times, per step, what scheduler and controller do: granting tokens,
-retrieving drafts, choosing among them, committing and keeping account. Medians over steps; ends with one JSON line.
+retrieving drafts, choosing among them, committing (with ``text``, the detokenizing) and keeping account; ``pass`` is
+the forward pass. Seconds are the thread's own processor time. Medians over steps; ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -25,8 +26,13 @@ PARTS = {
     "choose": ("controller", "plan"),
     "commit": ("scheduler", "commit"),
     "account": ("controller", "end_step"),
+    "text": ("", "detokenize"),
+    "judge": ("", "verify"),
+    "pass": ("runner", "forward"),
 }
-"""``choose`` is within ``draft``."""
+"""``choose`` is within ``draft``, ``text`` within ``commit``."""
+
+DECIDING = ("schedule", "draft", "commit", "account")
 
 
 def main() -> int:
@@ -40,7 +46,7 @@ def main() -> int:
     llm = load(arguments.model, {"method": "suffix"}, {})
     spent = dict.fromkeys(PARTS, 0.0)
     for part, (owner, name) in PARTS.items():
-        _time(getattr(llm.engine, owner), name, part, spent)
+        _time(getattr(llm.engine, owner) if owner else llm.engine, name, part, spent)
     params = SamplingParams(temperature=0.0, max_tokens=arguments.tokens, ignore_eos=True)
     asked = prompts(llm, "chat", arguments.requests, 0)
     requests = [llm.engine.add_request(str(i), prompt, params) for i, prompt in enumerate(asked)]
@@ -49,11 +55,11 @@ def main() -> int:
     steps: list[dict[str, float]] = []
     while all(not request.finished for request in requests):
         spent.update(dict.fromkeys(PARTS, 0.0))
-        begin = time.perf_counter()
+        begin = time.thread_time()
         llm.engine.step()
-        steps.append({**spent, "step": time.perf_counter() - begin})
+        steps.append({**spent, "step": time.thread_time() - begin})
     medians = {part: 1e3 * statistics.median(step[part] for step in steps) for part in (*PARTS, "step")}
-    deciding = 1e3 * statistics.median(s["schedule"] + s["draft"] + s["commit"] + s["account"] for s in steps)
+    deciding = 1e3 * statistics.median(sum(s[part] for part in DECIDING) - s["text"] for s in steps)
     print(
         f"{arguments.requests} requests, {len(steps)} steps: deciding {deciding:.2f} ms of {medians['step']:.1f} ms ("
         + ", ".join(f"{part} {medians[part]:.2f}" for part in PARTS)
@@ -71,11 +77,11 @@ def _time(owner: Any, name: str, part: str, spent: dict[str, float]) -> None:
     inner = getattr(owner, name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         try:
             return inner(*args, **kwargs)
         finally:
-            spent[part] += time.perf_counter() - begin
+            spent[part] += time.thread_time() - begin
 
     setattr(owner, name, timed)
 

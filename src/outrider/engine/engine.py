@@ -8,8 +8,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
 from outrider.drafters.base import Drafter
 from outrider.engine.detokenizer import Detokenizer, TokenStream
 from outrider.engine.step import step
@@ -25,11 +23,12 @@ from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams, StructuredOutputs
 from outrider.scheduler.scheduler import Scheduler
 from outrider.scheduler.speculation import SpeculationController
-from outrider.verification.base import Proposal, VerifyResult
+from outrider.verification.base import VerifyResult
 
 logger = logging.getLogger(__name__)
 
-Verify = Callable[[Request, Proposal, Tensor, Noise, RequestLaw], VerifyResult]
+Verify = Callable[..., VerifyResult]
+"""Called as ``verify`` is."""
 
 
 class Engine:

@@ -22,6 +22,7 @@ from torch import Tensor
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.engine.logprobs import num_prompt_rows, output_logprobs, record_prompt_logprobs
 from outrider.engine.token_details import output_details
+from outrider.engine.verify import greedy_choices
 from outrider.outputs import StreamPiece, TokenSource
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, tree_paths
@@ -55,17 +56,18 @@ def step(engine: Engine) -> list[tuple[Request, StreamPiece]]:
         logger.exception("the target's forward pass failed")
         return [engine.fail(grant.request, f"the forward pass failed: {error}") for grant in grants]
     after_pass = since = time.perf_counter()
+    greedy = _greedy_choices(engine, grants, drafted, logits)
     outcomes = []
     for grant, proposal, rows in zip(grants, drafted, logits, strict=True):
         try:
-            outcome = _advance(engine, grant, proposal, rows)
+            outcome = _advance(engine, grant, proposal, rows, greedy.get(grant.request.request_id, ()))
         except Exception as error:
             logger.exception("request %s failed", grant.request.request_id)
             outcome = engine.fail(grant.request, str(error))
         if outcome is not None:
             outcomes.append(outcome)
         now = time.perf_counter()
-        engine.controller.observe_rows(grant.request, len(rows), now - since)
+        engine.controller.observe_rows(grant.request, rows.shape[0], now - since)
         since = now
     times = _StepTimes(before_pass - before_drafting, after_pass - before_pass, since - before_pass, since - begin)
     _account(engine, decoding, proposals, outcomes, load, times)
@@ -137,13 +139,29 @@ def _num_scored(grant: Grant, proposal: Proposal) -> int:
     return len(proposal) + 1 if grant.scores else 0
 
 
-def _advance(engine: Engine, grant: Grant, proposal: Proposal, rows: Tensor) -> tuple[Request, StreamPiece] | None:
-    """Verify and commit one request; the last of ``rows`` are [1 + drafts, vocab], or [0, vocab] inside a prompt."""
+def _scored_rows(grant: Grant, proposal: Proposal, rows: Tensor) -> Tensor:
+    """Of ``rows`` those that the verifier judges: [1 + drafts, vocab], or [0, vocab] inside a prompt."""
+    surplus = rows.shape[0] - _num_scored(grant, proposal)
+    return rows[surplus:] if surplus else rows
+
+
+def _greedy_choices(
+    engine: Engine, grants: Sequence[Grant], drafted: Sequence[Proposal], logits: Sequence[Tensor]
+) -> dict[str, list[int]]:
+    scored = [(g, p, rows) for g, p, rows in zip(grants, drafted, logits, strict=True) if g.scores]
+    return greedy_choices([(g.request, engine.law(g.request), _scored_rows(g, p, rows)) for g, p, rows in scored])
+
+
+def _advance(
+    engine: Engine, grant: Grant, proposal: Proposal, rows: Tensor, greedy_ids: Sequence[int]
+) -> tuple[Request, StreamPiece] | None:
+    """Verify and commit one request; the last of ``rows`` are those that are judged."""
     request, tokens, nodes = grant.request, list[tuple[int, TokenSource]](), tuple[int, ...]()
     record_prompt_logprobs(request, rows)
-    rows = rows[len(rows) - _num_scored(grant, proposal) :]
+    rows = _scored_rows(grant, proposal, rows)
     if grant.scores:
-        result = engine.verify(request, proposal, rows, engine.noise(request), engine.law(request))
+        known = {"greedy_ids": greedy_ids} if greedy_ids else {}
+        result = engine.verify(request, proposal, rows, engine.noise(request), engine.law(request), **known)
         nodes = result.nodes
         tokens += [(proposal.token_ids[node], "accepted") for node in nodes]
         tokens.append((result.token_id, result.source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -65,3 +66,23 @@ def max_and_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
         return reference.max_and_argmax(logits)
     ids, largest = module.argmax(logits.contiguous())
     return torch.from_numpy(largest), torch.tensor(ids, dtype=torch.int64)
+
+
+def greedy_ids(groups: Sequence[Tensor]) -> list[list[int]]:
+    """For each of ``groups``, float32 logits [n, vocab], what ``max_and_argmax`` gives for its rows, in one go.
+
+    A group with a row whose largest value is not finite has an empty list instead. Falls back to the reference off the
+    CPU.
+    """
+    module, _ = _loaded()
+    if module is not None and all(rows.device.type == "cpu" and rows.dtype == torch.float32 for rows in groups):
+        found: list[list[int]] = module.greedy_ids([rows.contiguous().numpy() for rows in groups])
+        return found
+    largest, ids = reference.max_and_argmax(torch.cat(list(groups)))
+    sound, chosen = largest.isfinite().tolist(), ids.tolist()
+    split, first = [], 0
+    for rows in groups:
+        upto = first + len(rows)
+        split.append(chosen[first:upto] if all(sound[first:upto]) else [])
+        first = upto
+    return split

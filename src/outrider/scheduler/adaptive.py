@@ -14,12 +14,13 @@ engine tells times.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from outrider.request import Request
-from outrider.scheduler.costs import DraftCosts, Load, PassCosts
+from outrider.scheduler.costs import DraftCosts, Load, PassCosts, Times
 from outrider.scheduler.speculation import NOT_WORTH_IT, NOTHING_FOUND, Choice, Draftable, SpeculationController
 from outrider.scheduler.survival import Survival, SurvivalEstimates
 
@@ -86,10 +87,6 @@ class _RowCosts:
         elif rows > 1 and self.first:
             further = max(seconds - self.first, 0.0) / (rows - 1)
             self._further = further if self._further is None else self._further + _SLOW * (further - self._further)
-
-
-def _loss(slot: tuple[float, int, float]) -> float:
-    return slot[0]
 
 
 @dataclass
@@ -166,7 +163,7 @@ class AdaptiveSpeculation(SpeculationController):
             return [Choice(why=NOTHING_FOUND) for _ in drafts]
         modelled_rows = [0 if d.behind is None or self.model is None else self.model.max_tokens for d in drafts]
         most = sum(max(len(d.survival), rows) for d, rows in zip(drafts, modelled_rows, strict=True))
-        costs = [self._step.beside_seconds + seconds for seconds in self.passes.after(self._step.load, most)]
+        costs = self._step.beside_seconds + self.passes.after(self._step.load, most)
         best = self._allot(drafts, [d.survival for d in drafts], [False] * len(drafts), costs)
         if best.worth < self._margin(best, self._drafting):
             best = _none(drafts)
@@ -245,32 +242,32 @@ class AdaptiveSpeculation(SpeculationController):
         drafts: Sequence[Draftable],
         survivals: Sequence[Survival],
         by_model: Sequence[bool],
-        costs: Sequence[float],
+        costs: Times,
         drafting: float = 0.0,
     ) -> _Plan:
         """Rows to the drafts that speed their requests up most, as long as that pays; ``drafting`` seconds if any."""
-        after = [self._row_costs[draft.request.params.greedy].further for draft in drafts]
-        slots = []
-        for i, survival in enumerate(survivals):
-            speed = 1.0
-            for chance in survival:
-                slots.append((-math.log1p(chance / speed), i, chance))
-                speed += chance
-        slots.sort(key=_loss)  # stable: those of one request stay in the order of their draft
-        plan, most, worth, seconds = _none(drafts), 0, 0.0, drafting
-        for count, (loss, i, _) in enumerate(slots, 1):
-            worth -= loss
-            seconds += after[i]
-            net = worth - self._step.num_requests * math.log((costs[count] + seconds) / costs[0])
-            if net > plan.worth:
-                plan.worth, most = net, count
-        for _, i, chance in slots[:most]:
-            plan.counts[i] += 1
-            plan.expected[i] += chance
+        plan = _none(drafts)
+        lengths = [len(survival) for survival in survivals]
+        if not any(lengths):
+            return plan
+        owner = np.repeat(np.arange(len(drafts)), lengths)
+        chances = np.concatenate([survival for survival in survivals if len(survival)])
+        speeds = np.concatenate([1.0 + np.cumsum(survival) for survival in survivals if len(survival)])
+        gains = np.log(speeds / (speeds - chances))
+        after = np.array([self._row_costs[draft.request.params.greedy].further for draft in drafts])
+        order = np.argsort(-gains, kind="stable")  # those of one request stay in the order of their draft
+        seconds = costs[1 : len(order) + 1] + np.cumsum(after[owner[order]]) + drafting
+        net = np.cumsum(gains[order]) - self._step.num_requests * np.log(seconds / costs[0])
+        best = int(np.argmax(net))
+        if net[best] <= 0.0:
+            return plan
+        plan.worth, taken = float(net[best]), order[: best + 1]
+        plan.counts = np.bincount(owner[taken], minlength=len(drafts)).tolist()
+        plan.expected = np.bincount(owner[taken], weights=chances[taken], minlength=len(drafts)).tolist()
         plan.by_model = [bool(model and count) for model, count in zip(by_model, plan.counts, strict=True)]
         return plan
 
-    def _with_model(self, drafts: Sequence[Draftable], costs: Sequence[float]) -> _Plan | None:
+    def _with_model(self, drafts: Sequence[Draftable], costs: Times) -> _Plan | None:
         """The best plan in which the model drafts for every request of which it promises more than was retrieved."""
         model = self.model
         if model is None:
@@ -327,7 +324,7 @@ class AdaptiveSpeculation(SpeculationController):
     def _can_afford(self, loss: float) -> bool:
         return self._credit is None or self._credit > loss
 
-    def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Sequence[float]) -> _Plan:
+    def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Times) -> _Plan:
         """Now and then let the model draft for one request all the same: what paid not once may pay now."""
         if self.model is None or self._steps_since_probe < self._pause:
             return best

@@ -33,6 +33,9 @@ class Grant:
 AGING_STEPS = 256
 """A request waits for those of the next higher priority that come up to so many steps later, and for no others."""
 
+_PROMPTS_OVER_DRAFTS = 4
+"""Where a prompt is to be computed, a pass has room for drafts in one of so many of its rows."""
+
 
 def _urgency(request: Request) -> tuple[int, int]:
     return request.urgency
@@ -57,6 +60,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._preempted: list[Request] = []
         self._num_steps = 0
+        self._most_drafts = 0
         self.prefix_cache_queries = 0
         """Tokens of admitted requests that were looked for in the prefix cache."""
         self.prefix_cache_hits = 0
@@ -91,6 +95,7 @@ class Scheduler:
         num_preempted = len(self._preempted)
         # Every running request is granted its next token before anyone's drafts or long prompt fill the pass.
         reserved = len(self._running)
+        self._most_drafts = self._drafts_beside_prompts(budget)
         for request in list(self._running):
             reserved -= 1
             if request.status is not Status.RUNNING:
@@ -158,11 +163,20 @@ class Scheduler:
                 return None
         return Grant(request, num_tokens, drafts, scores=num_tokens == behind)
 
+    def _drafts_beside_prompts(self, budget: int) -> int:
+        """The most drafts for one request. They are granted before prompts, which must not wait for their sake."""
+        num_decoding = sum(request.num_tokens - request.num_computed_tokens == 1 for request in self._running)
+        may_admit = self._waiting and len(self._running) < self.max_num_seqs
+        if not num_decoding or not (may_admit or num_decoding < len(self._running)):
+            return budget
+        return max(1, budget // _PROMPTS_OVER_DRAFTS // num_decoding)
+
     def _num_drafts(self, request: Request, budget: int) -> int:
         if request.drafting_stopped or not request.params.speculates:
             return 0
         # A step emits one token more than it accepts drafts, so the last allowed token is never drafted for.
-        wanted = min(self._controller.num_draft_tokens(request), budget, request.num_remaining_tokens - 1)
+        room = min(budget, self._most_drafts)
+        wanted = min(self._controller.num_draft_tokens(request), room, request.num_remaining_tokens - 1)
         cap = request.params.num_speculative_tokens
         return max(0, wanted if cap is None else min(wanted, cap))
 

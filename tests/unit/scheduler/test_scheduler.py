@@ -95,6 +95,22 @@ def test_drafts_shrink_to_the_budget_before_any_request_is_left_out() -> None:
     assert step(scheduler) == {"a": (1, 3, True), "b": (1, 0, True), "c": (1, 0, True)}
 
 
+def test_drafts_leave_most_of_the_pass_to_a_prompt_that_waits() -> None:
+    """Else a prompt would have to wait until those that decode, with a room of 15 drafts each, were done."""
+    scheduler = scheduler_of(k=15, budget=64, max_num_seqs=6)
+    for name in "abcd":
+        add(scheduler, name, 3)
+    step(scheduler)
+    assert step(scheduler) == {"a": (1, 15, True), "b": (1, 15, True), "c": (1, 15, True), "d": (1, 15, True)}
+    add(scheduler, "long", 80)
+    assert step(scheduler) == {**dict.fromkeys("abcd", (1, 4, True)), "long": (44, 0, False)}
+    assert step(scheduler)["long"] == (36, 0, True)
+    for name in "xy":
+        add(scheduler, name, 3)
+    assert step(scheduler)["x"] == (3, 0, True)
+    assert step(scheduler)["a"] == (1, 15, True), "the one that waits has no seat, so nothing is left free for it"
+
+
 def test_drafts_shrink_to_the_blocks_before_anyone_is_preempted() -> None:
     scheduler = scheduler_of(k=4, num_blocks=5, block_size=2)
     add(scheduler, "a", 3)
