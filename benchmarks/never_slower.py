@@ -118,12 +118,24 @@ def run_abreast(engines: dict[str, LLM], order: Sequence[str], asked: list[list[
     return runs
 
 
-def load(model: str, speculative: dict[str, Any], draft: dict[str, Any]) -> LLM:
-    """An engine for one arm."""
-    drafting = speculative.get("method") in ("auto", "draft_model", "composite")
-    keys = {**speculative, **(draft if drafting else {})}
-    if keys.get("method") != "off":
-        keys["suffix_cache_tokens"] = 0
+def arms_of(draft_model: str | None, fixed: str) -> dict[str, dict[str, Any]]:
+    """Speculative settings of each arm: off, by cost, never, and ``fixed`` ones such as ``suffix:7,draft_model:4``."""
+    draft = {"model": draft_model, "quantization": "int4", "draft_vocab_size": 32768} if draft_model else {}
+    arms: dict[str, dict[str, Any]] = {
+        "off": {"method": "off"},
+        "auto": {"method": "auto", **draft},
+        "idle": {"method": "suffix"},
+    }
+    for text in filter(None, fixed.split(",")):
+        method, _, k = text.partition(":")
+        keys = draft if method in ("draft_model", "composite") else {}
+        arms[text] = {"method": method, "num_speculative_tokens": int(k), "adaptive": False, **keys}
+    return arms
+
+
+def load(model: str, speculative: dict[str, Any]) -> LLM:
+    """An engine for one arm, which remembers no earlier outputs."""
+    keys = dict(speculative) if speculative["method"] == "off" else {**speculative, "suffix_cache_tokens": 0}
     return LLM(model, speculative_config=keys, max_num_seqs=16, max_model_len=2048)
 
 
@@ -141,17 +153,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", default="-", help="write the result here too")
     arguments = parser.parse_args()
-    draft = {"model": arguments.draft_model, "quantization": "int4", "draft_vocab_size": 32768}
-    draft = draft if arguments.draft_model else {}
-    arms: dict[str, dict[str, Any]] = {
-        "off": {"method": "off"},
-        "auto": {"method": "auto"},
-        "idle": {"method": "suffix"},
-    }
-    for text in filter(None, arguments.fixed.split(",")):
-        method, _, k = text.partition(":")
-        arms[text] = {"method": method, "num_speculative_tokens": int(k), "adaptive": False}
-    engines = {name: load(arguments.model, keys, draft) for name, keys in arms.items()}
+    arms = arms_of(arguments.draft_model, arguments.fixed)
+    engines = {name: load(arguments.model, keys) for name, keys in arms.items()}
     never = engines["idle"].engine
     never.controller = AdaptiveSpeculation(PassCosts({1: 1e-3, 64: 64.0}), num_speculative_tokens=15)
     never.scheduler._controller = never.controller

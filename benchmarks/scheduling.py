@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--json", default="-", help="write the result here too")
     arguments = parser.parse_args()
-    llm = load(arguments.model, {"method": "suffix"}, {})
+    llm = load(arguments.model, {"method": "suffix"})
     spent = dict.fromkeys(PARTS, 0.0)
     for part, (owner, name) in PARTS.items():
         _time(getattr(llm.engine, owner) if owner else llm.engine, name, part, spent)
