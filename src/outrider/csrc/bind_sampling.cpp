@@ -33,33 +33,41 @@ auto with_row(const Row& row, const Body& body) {
     fail("logits must be float32 or float64");
 }
 
-template <class T>
-double checked(const T* row, int64_t size, int64_t peak) {
-    if (peak < 0 || peak >= size) fail("token id " + std::to_string(peak) + " is not below " + std::to_string(size));
-    if (!std::isfinite(double(row[peak]))) fail("the largest logit is not finite");
-    return double(row[peak]);
-}
+// What follows gives None for a row that has no law, with a NaN or +inf or with -inf alone: the caller says which.
 
-nb::object py_law(const Row& row, int64_t best, double temperature, int64_t top_k, double top_p, double min_p,
-                  double typical_p) {
+nb::object py_law(const Row& row, double temperature, int64_t top_k, double top_p, double min_p, double typical_p) {
     const LawOptions options{temperature, top_k, top_p, min_p, typical_p};
     return with_row(row, [&](const auto* logits, int64_t size) -> nb::object {
-        const double peak = checked(logits, size, best);
+        const auto scan = scan_row(logits, size);
+        if (!std::isfinite(scan.peak)) return nb::none();
         if (!options.truncates(size)) {
             std::vector<double> probs(size_t(size), 0.0);
-            dense_law(logits, size, peak, temperature, probs.data());
+            dense_law(scan, temperature, probs.data());
             return nb::cast(array_of(std::move(probs)));
         }
-        SparseLaw law = sparse_law(logits, size, peak, options);
+        Survivors law = survivors(scan, options);
+        const double sum = sum_of(law.weights.data(), int64_t(law.weights.size()));
+        for (double& weight : law.weights) weight /= sum;
         return nb::make_tuple(array_of(std::move(law.ids)), array_of(std::move(law.weights)));
     });
 }
 
-nb::tuple py_report(const Row& row, int64_t best, int64_t token, int64_t num_top) {
-    return with_row(row, [&](const auto* logits, int64_t size) {
-        const double peak = checked(logits, size, best);
+nb::object py_draw_token(const Row& row, uint64_t key, double temperature, int64_t top_k, double top_p, double min_p,
+                         double typical_p) {
+    const LawOptions options{temperature, top_k, top_p, min_p, typical_p};
+    return with_row(row, [&](const auto* logits, int64_t size) -> nb::object {
+        const auto scan = scan_row(logits, size);
+        if (!std::isfinite(scan.peak)) return nb::none();
+        return nb::int_(draw_token(scan, options, key));
+    });
+}
+
+nb::object py_report(const Row& row, int64_t token, int64_t num_top) {
+    return with_row(row, [&](const auto* logits, int64_t size) -> nb::object {
         if (token < 0 || token >= size) fail("token id " + std::to_string(token) + " is not below " + std::to_string(size));
-        const TokenReport report = token_report(logits, size, peak, token, num_top);
+        const auto scan = scan_row(logits, size);
+        if (!std::isfinite(scan.peak)) return nb::none();
+        const TokenReport report = token_report(scan, token, num_top);
         return nb::make_tuple(report.logprob, report.rank, report.top);
     });
 }
@@ -73,9 +81,11 @@ nb::tuple py_draw(const Weights& weights, uint64_t key) {
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-    m.def("law", &py_law, nb::arg("logits"), nb::arg("best"), nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"),
-          nb::arg("top_p"), nb::arg("min_p"), nb::arg("typical_p"));
-    m.def("token_report", &py_report, nb::arg("logits"), nb::arg("best"), nb::arg("token"), nb::arg("num_top"));
+    m.def("law", &py_law, nb::arg("logits"), nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
+          nb::arg("min_p"), nb::arg("typical_p"));
+    m.def("draw_token", &py_draw_token, nb::arg("logits"), nb::arg("key"), nb::kw_only(), nb::arg("temperature"),
+          nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("typical_p"));
+    m.def("token_report", &py_report, nb::arg("logits"), nb::arg("token"), nb::arg("num_top"));
     m.def("draw", &py_draw, nb::arg("weights"), nb::arg("key"));
 }
 

@@ -1,11 +1,12 @@
-// From a row of logits to the law of the next token, a draw from a law, and log-probabilities. Scalar double arithmetic in
-// a fixed order and an exponential of its own, so that a row's result depends on nothing but the row: not on threads, on
-// other rows, on the processor or on the C library. Knows nothing about requests, models or Python.
+// From a row of logits to the law of the next token, a draw from it, and log-probabilities. As row_scan.h promises, what
+// comes out depends on nothing but the row, the options and the key. Knows nothing about requests, models or Python.
 #pragma once
 
 #include <cstdint>
 #include <utility>
 #include <vector>
+
+#include "row_scan.h"
 
 namespace outrider {
 
@@ -18,9 +19,10 @@ struct LawOptions {
     }
 };
 
-struct SparseLaw {
+// The tokens that truncation keeps.
+struct Survivors {
     std::vector<int64_t> ids;     // ascending
-    std::vector<double> weights;  // of the ids; they sum to one
+    std::vector<double> weights;  // of the ids: exp(scaled), the largest of the row being 1
 };
 
 struct TokenReport {
@@ -29,13 +31,16 @@ struct TokenReport {
     std::vector<std::pair<int64_t, double>> top;  // most probable first, without those that have no chance
 };
 
-// All logits are below +inf and none is NaN; `peak` is the largest. T is float or double.
+// Each of these wants a scan whose peak is finite. T is float or double.
 template <class T>
-void dense_law(const T* logits, int64_t size, double peak, double temperature, double* probs);
+void dense_law(const RowScan<T>& scan, double temperature, double* probs);
 template <class T>
-SparseLaw sparse_law(const T* logits, int64_t size, double peak, const LawOptions& options);
+Survivors survivors(const RowScan<T>& scan, const LawOptions& options);  // of options that truncate
 template <class T>
-TokenReport token_report(const T* logits, int64_t size, double peak, int64_t token, int64_t num_top);
+TokenReport token_report(const RowScan<T>& scan, int64_t token, int64_t num_top);
+// A draw from the law, as keyed_draw of it but for rounding, without making it.
+template <class T>
+int64_t draw_token(const RowScan<T>& scan, const LawOptions& options, uint64_t key);
 
 // The index with the largest weight / E, where E = -log(u) and u is the uniform number of (key, index): a draw by
 // `weights` [size], which are non-negative with a positive finite sum. Returns -1 if they are not, and their sum.

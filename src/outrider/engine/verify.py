@@ -15,7 +15,7 @@ from outrider.sampling.request_law import RequestLaw
 from outrider.verification.base import Proposal, VerifyResult
 from outrider.verification.block import verify_block
 from outrider.verification.standard import verify_standard
-from outrider.verification.tree import sampled_tree_tokens, verify_recursive, verify_traversal, verify_tree_match
+from outrider.verification.tree import tokens_drawn_by, verify_recursive, verify_traversal, verify_tree_match
 
 
 def greedy_choices(rows: Sequence[tuple[Request, RequestLaw, Tensor]]) -> dict[str, list[int]]:
@@ -62,11 +62,15 @@ def verify(
             proposal, lambda row: law.greedy_token(rows[row], request.token_ids, drafted_before(row))
         )
 
+    def target_token(row: int, at: int) -> int:
+        return law.draw(rows[row], request.token_ids, drafted_before(row), noise, at)
+
+    if proposal.probs is None:
+        return verify_tree_match(proposal, tokens_drawn_by(target_token, proposal, position))
+
     def target_law(row: int) -> Weights:
         return law.probs(rows[row], request.token_ids, drafted_before(row))
 
-    if proposal.probs is None:
-        return verify_tree_match(proposal, sampled_tree_tokens(proposal, target_law, noise, position))
     if method == "standard":
         rejection = verify_standard if proposal.parents is None else verify_recursive
         return rejection(proposal, target_law, noise, position)

@@ -32,12 +32,18 @@ def greedy_token(logits: Weights) -> int:
     if logits.ndim != 1 or logits.size == 0:
         raise ValueError(f"logits must be one row [vocab] with at least one token, not shape {logits.shape}")
     token_id = int(np.argmax(logits))  # NumPy's argmax stops at a NaN, so this one look finds everything
-    value = float(logits[token_id])
-    if not np.isfinite(value):
-        if value == -np.inf:
-            raise ValueError("logits are not finite: every token is masked with -inf")
-        raise ValueError(f"logits are not finite: {value!r} at token id {token_id}")
+    if not np.isfinite(logits[token_id]):
+        raise not_finite(logits)
     return token_id
+
+
+def not_finite(logits: Weights) -> ValueError:
+    """What is wrong with ``logits`` [vocab] that hold a NaN or +inf or nothing but -inf."""
+    token_id = int(np.argmax(logits))
+    value = float(logits[token_id])
+    if value == -np.inf:
+        return ValueError("logits are not finite: every token is masked with -inf")
+    return ValueError(f"logits are not finite: {value!r} at token id {token_id}")
 
 
 def law(logits: Weights, params: SamplingParams) -> Weights:
@@ -57,25 +63,29 @@ def law(logits: Weights, params: SamplingParams) -> Weights:
     """
     if logits.dtype not in (np.float32, np.float64):
         raise ValueError(f"logits must be float32 or float64, not {logits.dtype}")
-    best = greedy_token(logits)
     if params.greedy:
-        return _spread(best, 1.0, logits.size)
+        return _spread(greedy_token(logits), 1.0, logits.size)
     if native is None:
         return numpy_law(logits, params)
-    made = native.law(
-        np.ascontiguousarray(logits),
-        best,
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
-        typical_p=params.typical_p,
-    )
+    made = native.law(np.ascontiguousarray(logits), **native_options(params))
+    if made is None:
+        raise not_finite(logits)
     if isinstance(made, tuple):
         ids, weights = made
         return _spread(ids, weights, logits.size)
     dense: Weights = made
     return dense
+
+
+def native_options(params: SamplingParams) -> dict[str, Any]:
+    """The stages of ``law`` as the native routines take them."""
+    return {
+        "temperature": params.temperature,
+        "top_k": max(params.top_k, 0),
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "typical_p": params.typical_p,
+    }
 
 
 def _spread(ids: int | NDArray[np.int64], weights: float | Weights, size: int) -> Weights:

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequestError
 from outrider.outputs import TokenLogprobs
+from outrider.sampling.draw import draw_token
 from outrider.sampling.grammar import Grammar
 from outrider.sampling.history import History
 from outrider.sampling.law import greedy_token, law
 from outrider.sampling.logprobs import report, report_of_logits
-from outrider.sampling.noise import Weights
+from outrider.sampling.noise import Noise, Weights
 from outrider.sampling_params import LogitsProcessor, SamplingParams
 
 
@@ -82,6 +83,12 @@ class RequestLaw:
         fails.
         """
         return law(self.edited(logits, committed, drafted), self.params)
+
+    def draw(
+        self, logits: Weights, committed: Sequence[int], drafted: Sequence[int], noise: Noise, position: int
+    ) -> int:
+        """The target's own token there, drawn by ``probs`` with ``noise`` for ``position``; raises as ``probs`` does."""
+        return draw_token(self.edited(logits, committed, drafted), self.params, noise, position)
 
     def greedy_token(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> int:
         """The most probable token there; raises as ``probs`` does."""

@@ -81,7 +81,8 @@ class KeyedNoise:
         self._state = _absorb(0, seed & _MASK)
         self._negative = int(seed < 0)
 
-    def _key(self, position: int, purpose: Purpose, branch: int = 0) -> int:
+    def key(self, position: int, purpose: Purpose, branch: int = 0) -> int:
+        """What token ids are hashed with to give the noise of a draw, in [0, 2**64)."""
         if self.step is not None and purpose in STEP_PURPOSES:
             position_state = _absorb(_absorb(self._state, position & _MASK), self.step & _MASK)
         else:
@@ -99,7 +100,7 @@ class KeyedNoise:
 
     def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> float:
         """A uniform number strictly inside (0, 1): one of the odd multiples of 2**-53."""
-        return (_mix(self._key(position, purpose, branch)) >> 12 << 1 | 1) * _ULP
+        return (_mix(self.key(position, purpose, branch)) >> 12 << 1 | 1) * _ULP
 
     def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
         """An index drawn with probability ``weights / weights.sum()``: argmax of log(weight) + Gumbel noise.
@@ -110,8 +111,8 @@ class KeyedNoise:
         weight / E, which saves two logarithms per index.
         """
         if native is None:
-            return numpy_draw(weights, self._key(position, purpose, branch))
-        key = self._key(position, purpose, branch)
+            return numpy_draw(weights, self.key(position, purpose, branch))
+        key = self.key(position, purpose, branch)
         index, total = native.draw(np.ascontiguousarray(weights, dtype=np.float64), key)
         if index < 0:
             raise _not_weights(total)

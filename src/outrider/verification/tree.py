@@ -19,7 +19,7 @@ is. On a chain this is block verification, number for number.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from outrider.outputs import TokenSource
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult, depths, path_to
 from outrider.verification.block import excess
-from outrider.verification.match import sampled_tokens, verify_match
+from outrider.verification.match import verify_match
 from outrider.verification.standard import verify_standard
 
 
@@ -69,10 +69,15 @@ def sampled_tree_tokens(proposal: Proposal, target_law: TargetLaw, noise: Noise,
 
     ``position`` is the absolute position of the root's children.
     """
+    return tokens_drawn_by(lambda row, at: noise.draw(target_law(row), at, Purpose.TARGET), proposal, position)
+
+
+def tokens_drawn_by(draw: Callable[[int, int], int], proposal: Proposal, position: int) -> TargetToken:
+    """``sampled_tree_tokens`` where ``draw(row, at)`` draws by the law of that row with the noise of position ``at``."""
     if proposal.parents is None:
-        return sampled_tokens(target_law, noise, position)
+        return lambda row: draw(row, position + row)
     depth = [0, *depths(proposal.parents)]
-    return lambda row: noise.draw(target_law(row), position + depth[row], Purpose.TARGET)
+    return lambda row: draw(row, position + depth[row])
 
 
 def verify_recursive(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:

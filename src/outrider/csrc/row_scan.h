@@ -1,0 +1,104 @@
+// What laws, draws and log-probabilities look for in a row of logits: sums of exponentials, and the few tokens that
+// matter, found without looking at blocks of the row that cannot hold one. Double arithmetic in a fixed order and an
+// exponential of its own, so that what a row gives depends on nothing but the row: not on threads, on other rows, on the
+// processor or on the C library. Knows nothing about requests, models or Python.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+// A second build of a loop for processors with AVX2, chosen when the library is loaded. Without contraction its wider
+// vectors give the very same bits.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__)
+#define OUTRIDER_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define OUTRIDER_CLONES
+#endif
+
+namespace outrider {
+
+constexpr int64_t kBlock = 128;  // tokens whose largest logit is known
+
+// A row, and the largest logit of each block of it. Lives until the same thread scans its next row.
+template <class T>
+struct RowScan {
+    const T* row;
+    int64_t size;
+    const T* tops;  // [blocks]
+    int64_t blocks;
+    double peak;  // the largest of all; NaN if one is NaN
+
+    int64_t begin(int64_t block) const { return block * kBlock; }
+    int64_t end(int64_t block) const { return block + 1 < blocks ? (block + 1) * kBlock : size; }
+    // The logarithm of a token's weight, which is 1 for the most probable one.
+    double scaled(double logit, double divisor) const { return (logit - peak) / divisor; }
+};
+
+template <class T>
+RowScan<T> scan_row(const T* row, int64_t size);
+
+struct Moments {
+    double sum = 0.0;     // of the weights
+    double scaled = 0.0;  // of weight times its logarithm
+};
+
+// Of exp(scaled), to the last places.
+template <class T>
+double sum_of_weights(const RowScan<T>& scan, double divisor);
+template <class T>
+Moments moments_of_weights(const RowScan<T>& scan, double divisor);
+
+// The same sum from floats: within kRough of it, relatively, for divisors that `rough_enough` names.
+constexpr double kRough = 2e-5;
+inline bool rough_enough(double divisor) { return divisor >= 0.02 && divisor <= 100.0; }
+template <class T>
+double rough_sum_of_weights(const RowScan<T>& scan, double divisor);
+
+// The ids, ascending, of all tokens whose logit is at least `bound`, and perhaps of some a little below it.
+template <class T>
+void find_above(const RowScan<T>& scan, double bound, std::vector<int64_t>& ids);
+
+// The ids of the k largest logits, ties by lowest id, ascending.
+template <class T>
+std::vector<int64_t> find_largest(const RowScan<T>& scan, int64_t k);
+
+// How many tokens come before `token`, the most probable first and ties by lowest id.
+template <class T>
+int64_t count_before(const RowScan<T>& scan, int64_t token);
+
+// out[i] = exp((x[i] - peak) / divisor), on all threads where there is enough to do.
+template <class T>
+void exp_all(const T* x, int64_t n, double peak, double divisor, double* out);
+
+// Eight sums side by side, then from the first to the last.
+double sum_of(const double* x, int64_t n);
+
+// exp(x) for x <= 0, within 2 units in the last place; 0 below -708.
+inline double exp_negative(double x) {
+    // x = n ln 2 + r with |r| <= ln 2 / 2; exp(r) by its Taylor polynomial, whose rest is below 1e-17. Its terms are
+    // summed in pairs, which depend on each other less than one long chain would.
+    constexpr double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
+    const double clamped = x < -708.0 ? -708.0 : x;
+    const double shifted = clamped * 1.4426950408889634 + magic;
+    const double n = shifted - magic;
+    const double r = (clamped - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
+    const double r2 = r * r, r4 = r2 * r2, r8 = r4 * r4;
+    const double p01 = 1.0 + r, p23 = 0.5 + 0.16666666666666666 * r;
+    const double p45 = 0.041666666666666664 + 0.008333333333333333 * r;
+    const double p67 = 0.001388888888888889 + 0.0001984126984126984 * r;
+    const double p89 = 2.48015873015873e-05 + 2.7557319223985893e-06 * r;
+    const double pab = 2.755731922398589e-07 + 2.505210838544172e-08 * r;
+    const double pcd = 2.08767569878681e-09 + 1.6059043836821613e-10 * r;
+    const double low = (p23 * r2 + p01) + (p67 * r2 + p45) * r4;
+    const double high = (pab * r2 + p89) + pcd * r4;
+    const double p = low + high * r8;
+    uint64_t bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    const uint64_t power = (bits + 1023u) << 52;  // the low bits of `shifted` hold n
+    double scale;
+    std::memcpy(&scale, &power, sizeof scale);
+    return x < -708.0 ? 0.0 : p * scale;
+}
+
+}  // namespace outrider

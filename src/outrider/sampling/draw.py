@@ -1,0 +1,26 @@
+"""The next token of a row of logits by a request's law and noise, in one native call where that can be."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.sampling.kernels import native
+from outrider.sampling.law import law, native_options, not_finite
+from outrider.sampling.noise import Noise, Purpose, Weights
+from outrider.sampling.rng import KeyedNoise
+from outrider.sampling_params import SamplingParams
+
+
+def draw_token(logits: Weights, params: SamplingParams, noise: Noise, position: int) -> int:
+    """``noise.draw(law(logits, params), position, Purpose.TARGET)`` from ``logits`` [vocab], without making the law.
+
+    A native draw gives weights to the tokens that may win only, and leaves them as they are where the law would divide
+    them by their sum: rounding apart, which no draw has been seen to turn on, the two agree. Raises as ``law`` does.
+    """
+    if native is None or params.greedy or type(noise) is not KeyedNoise or logits.ndim != 1:
+        return noise.draw(law(logits, params), position, Purpose.TARGET)
+    key = noise.key(position, Purpose.TARGET)
+    token_id = native.draw_token(np.ascontiguousarray(logits), key, **native_options(params))
+    if token_id is None:
+        raise not_finite(logits)
+    return int(token_id)
