@@ -10,12 +10,14 @@ namespace {
 
 constexpr uint64_t kGamma = 0x9E3779B97F4A7C15ull;
 
-// As sampling/rng.py describes it, but for its last step, which leaves the upper 31 bits as they are.
-inline uint64_t mix_most(uint64_t word) {
+// As sampling/rng.py describes it, but for its last step, which leaves the upper 31 bits as they are. U is uint64_t or a
+// vector of them.
+template <class U>
+__attribute__((always_inline)) inline U mix_most(U word) {
     word ^= word >> 30;
-    word *= 0xBF58476D1CE4E5B9ull;
+    word *= uint64_t(0xBF58476D1CE4E5B9ull);
     word ^= word >> 27;
-    return word * 0x94D049BB133111EBull;
+    return word * uint64_t(0x94D049BB133111EBull);
 }
 
 inline uint64_t mixed(uint64_t key, int64_t id) { return mix_most(key + (uint64_t(id) + 1u) * kGamma); }
@@ -37,35 +39,48 @@ struct Winner {
     bool open(double weight, double u) const { return id < 0 || weight >= value * (1.0 - u) * (1.0 - 1e-12); }
 };
 
-// Which of the tokens [begin, end), none with a weight above `bound`, may still win: their number, and ids in `found`.
-// The noise alone tells, 31 bits of it.
-int64_t contenders(uint64_t key, int64_t begin, int64_t end, double bound, double value, int32_t* found) {
-    const double least = 1.0 - bound / (value * (1.0 - 1e-12)) * (1.0 + 1e-12);  // of u
-    const uint64_t limit = least > 0.0 ? uint64_t(std::max(least * 0x1p31 - 2.0, 0.0)) << 33 : 0u;
-    int64_t count = 0;
-    for (int64_t i = begin; i < end; ++i) {
-        found[count] = int32_t(i - begin);
-        count += mixed(key, i) >= limit;
-    }
-    return count;
+// The upper 31 bits of the noise of kBlock tokens from `begin` on; returns the largest.
+OUTRIDER_CLONES int64_t noise_of(uint64_t key, int64_t begin, int64_t* upper) {
+    typedef int64_t Signed __attribute__((vector_size(32)));
+    Words counter = {1, 2, 3, 4};
+    counter = (counter + uint64_t(begin)) * kGamma + key;
+    Signed most[2] = {};
+    for (int64_t i = 0; i < kBlock; i += 8)
+        for (int at = 0; at < 2; ++at) {
+            const Signed bits = Signed(mix_most(counter) >> 33);
+            counter += 4 * kGamma;
+            most[at] = bits > most[at] ? bits : most[at];
+            std::memcpy(upper + i + 4 * at, &bits, sizeof bits);
+        }
+    int64_t largest = 0;
+    for (const Signed& each : most)
+        for (int lane = 0; lane < 4; ++lane) largest = std::max(largest, int64_t(each[lane]));
+    return largest;
+}
+
+// The least upper bits of noise with which a token of weight `bound` may still win.
+inline int64_t least_upper(double bound, const Winner& winner) {
+    if (winner.id < 0) return 0;
+    const double least = 1.0 - bound / winner.value * (1.0 + 1e-11);  // of u
+    return least > 0.0 ? int64_t(std::max(least * 0x1p31 - 2.0, 0.0)) : 0;
 }
 
 // A draw from all tokens. The likeliest blocks come first, so that the rest have much to beat.
 template <class T>
 int64_t draw_of_all(const RowScan<T>& scan, double divisor, uint64_t key) {
     Winner winner;
-    int32_t found[kBlock];
+    int64_t upper[kBlock];
     for (const bool likely : {true, false}) {
         for (int64_t b = 0; b < scan.blocks; ++b) {
             const double bound = exp_negative(scan.scaled(double(scan.tops[b]), divisor));
             if ((bound >= 1e-2) != likely || bound == 0.0) continue;
-            const int64_t begin = scan.begin(b);
-            const int64_t count = contenders(key, begin, scan.end(b), bound, winner.value, found);
-            for (int64_t i = 0; i < count; ++i) {
-                const int64_t id = begin + found[i];
-                const double weight = exp_negative(scan.scaled(double(scan.row[id]), divisor));
-                const double u = uniform_of(mixed(key, id));
-                if (weight > 0.0 && winner.open(weight, u)) winner.offer(id, weight / -std::log(u));
+            const int64_t begin = scan.begin(b), n = scan.end(b) - begin, largest = noise_of(key, begin, upper);
+            if (largest < least_upper(bound, winner)) continue;
+            for (int64_t i = 0; i < n; ++i) {
+                if (upper[i] < least_upper(bound, winner)) continue;
+                const double weight = exp_negative(scan.scaled(double(scan.row[begin + i]), divisor));
+                const double u = uniform_of(mixed(key, begin + i));
+                if (weight > 0.0 && winner.open(weight, u)) winner.offer(begin + i, weight / -std::log(u));
             }
         }
     }

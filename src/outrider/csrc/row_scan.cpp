@@ -21,97 +21,148 @@ T* scratch(int64_t size) {
     return memory.data();
 }
 
+template <class V, class T>
+__attribute__((always_inline)) inline V load(const T* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+__attribute__((always_inline)) inline Doubles widened(const double* p) { return load<Doubles>(p); }
+__attribute__((always_inline)) inline Doubles widened(const float* p) {
+    typedef float Four __attribute__((vector_size(16)));
+    return __builtin_convertvector(load<Four>(p), Doubles);
+}
+
+// A whole block at `x`: where only n tokens are left, a copy with masked ones behind them.
+template <class T>
+const T* whole_block(const T* x, int64_t n, T* room) {
+    if (n == kBlock) return x;
+    std::copy(x, x + n, room);
+    std::fill(room + n, room + kBlock, -std::numeric_limits<T>::infinity());
+    return room;
+}
+
+// The largest of a block; `odd` is set where one is a NaN.
+template <class V, class T>
+__attribute__((always_inline)) inline T top_of(const T* x, bool& odd) {
+    constexpr int64_t lanes = sizeof(V) / sizeof(T);
+    V top[4], poison[4] = {};
+    for (int at = 0; at < 4; ++at) top[at] = load<V>(x + at * lanes), poison[at] = top[at];
+    for (int64_t i = 0; i < kBlock; i += 4 * lanes)
+        for (int at = 0; at < 4; ++at) {
+            const V v = load<V>(x + i + at * lanes);
+            top[at] = v > top[at] ? v : top[at];
+            poison[at] = v == v ? poison[at] : v;
+        }
+    T best = -std::numeric_limits<T>::infinity();
+    for (int at = 0; at < 4; ++at)
+        for (int64_t lane = 0; lane < lanes; ++lane) {
+            best = top[at][lane] > best ? top[at][lane] : best;
+            odd |= poison[at][lane] != poison[at][lane];
+        }
+    return best;
+}
+
 // tops[b] = the largest of each block of x [n]; returns whether all are numbers.
-#define OUTRIDER_TOPS(T)                                                                      \
-    OUTRIDER_CLONES bool tops_of(const T* x, int64_t n, T* tops) {                            \
-        constexpr int64_t lanes = 64 / sizeof(T);                                             \
-        int64_t strange = 0;                                                                  \
-        for (int64_t begin = 0; begin < n; begin += kBlock) {                                 \
-            T top[lanes];                                                                     \
-            for (int64_t lane = 0; lane < lanes; ++lane) top[lane] = -std::numeric_limits<T>::infinity(); \
-            const int64_t end = begin + kBlock < n ? begin + kBlock : n;                      \
-            int64_t i = begin;                                                                \
-            T odd[lanes] = {};                                                                \
-            for (; i + lanes <= end; i += lanes)                                              \
-                for (int64_t lane = 0; lane < lanes; ++lane) {                                \
-                    const T v = x[i + lane];                                                  \
-                    top[lane] = v > top[lane] ? v : top[lane];                                \
-                    odd[lane] = v == v ? odd[lane] : T(1);                                    \
-                }                                                                             \
-            for (; i < end; ++i) {                                                            \
-                top[0] = x[i] > top[0] ? x[i] : top[0];                                       \
-                odd[0] = x[i] == x[i] ? odd[0] : T(1);                                        \
-            }                                                                                 \
-            T best = top[0], any = odd[0];                                                    \
-            for (int64_t lane = 1; lane < lanes; ++lane) {                                    \
-                best = top[lane] > best ? top[lane] : best;                                   \
-                any += odd[lane];                                                             \
-            }                                                                                 \
-            strange += any != T(0);                                                           \
-            *tops++ = best;                                                                   \
-        }                                                                                     \
-        return strange == 0;                                                                  \
+#define OUTRIDER_TOPS(T, V)                                                    \
+    OUTRIDER_CLONES bool tops_of(const T* x, int64_t n, T* tops) {             \
+        bool odd = false;                                                      \
+        T room[kBlock];                                                        \
+        for (int64_t i = 0; i < n; i += kBlock)                                \
+            *tops++ = top_of<V>(whole_block(x + i, std::min(kBlock, n - i), room), odd); \
+        return !odd;                                                           \
     }
-OUTRIDER_TOPS(float)
-OUTRIDER_TOPS(double)
+OUTRIDER_TOPS(float, Floats)
+OUTRIDER_TOPS(double, Doubles)
 #undef OUTRIDER_TOPS
 
 #define OUTRIDER_EXP(T)                                                                               \
-    OUTRIDER_CLONES void exps_of(const T* x, int64_t n, double peak, double divisor, double* out) {  \
-        if (divisor == 1.0) {                                                                         \
-            for (int64_t i = 0; i < n; ++i) out[i] = exp_negative(double(x[i]) - peak);               \
-        } else {                                                                                      \
-            for (int64_t i = 0; i < n; ++i) out[i] = exp_negative((double(x[i]) - peak) / divisor);   \
+    OUTRIDER_CLONES void exps_of(const T* x, int64_t n, double peak, double divisor, double* out) {   \
+        int64_t i = 0;                                                                                \
+        for (; i + 4 <= n; i += 4) {                                                                  \
+            const Doubles weights = exp_negative_of<Doubles, Words>((widened(x + i) - peak) / divisor); \
+            std::memcpy(out + i, &weights, sizeof weights);                                           \
         }                                                                                             \
+        for (; i < n; ++i) out[i] = exp_negative((double(x[i]) - peak) / divisor);                    \
     }
 OUTRIDER_EXP(float)
 OUTRIDER_EXP(double)
 #undef OUTRIDER_EXP
 
-// out[i] = weight times its logarithm, which is 0 where the weight is.
-#define OUTRIDER_SURPRISAL(T)                                                                          \
-    OUTRIDER_CLONES void times_scaled(const T* x, int64_t n, double peak, double divisor, const double* w, double* out) { \
-        for (int64_t i = 0; i < n; ++i) {                                                             \
-            const double scaled = (double(x[i]) - peak) / divisor;                                    \
-            out[i] = w[i] * (scaled < -708.0 ? -708.0 : scaled);                                      \
-        }                                                                                             \
-    }
-OUTRIDER_SURPRISAL(float)
-OUTRIDER_SURPRISAL(double)
-#undef OUTRIDER_SURPRISAL
+struct Four {
+    Doubles sum[2] = {}, scaled[2] = {};
+};
 
-// The sum of exp((x - peak) * factor) from floats, for n <= kBlock: exp(r) by its Taylor polynomial to r^6.
-#define OUTRIDER_ROUGH(T)                                                                      \
-    OUTRIDER_CLONES double rough_sum(const T* x, int64_t n, T peak, float factor) {            \
-        constexpr int64_t lanes = 16;                                                          \
-        float weights[kBlock];                                                                 \
-        for (int64_t i = 0; i < n; ++i) {                                                      \
-            const float scaled = float(x[i] - peak) * factor;                                  \
-            const float v = scaled < -87.0f ? -87.0f : scaled;                                 \
-            const float shifted = v * 1.44269504f + 12582912.0f;                               \
-            const float whole = shifted - 12582912.0f;                                         \
-            const float r = (v - whole * 0.693359375f) + whole * 2.12194440e-4f;               \
-            float p = 1.38888889e-3f * r + 8.33333333e-3f;                                     \
-            p = p * r + 4.16666667e-2f;                                                        \
-            p = p * r + 1.66666667e-1f;                                                        \
-            p = p * r + 0.5f;                                                                  \
-            p = p * r + 1.0f;                                                                  \
-            p = p * r + 1.0f;                                                                  \
-            uint32_t bits;                                                                     \
-            std::memcpy(&bits, &shifted, sizeof bits);                                         \
-            bits = (bits + 127u) << 23;                                                        \
-            float scale;                                                                       \
-            std::memcpy(&scale, &bits, sizeof scale);                                          \
-            weights[i] = p * scale;                                                            \
-        }                                                                                      \
-        float sums[lanes] = {};                                                                \
-        int64_t i = 0;                                                                         \
-        for (; i + lanes <= n; i += lanes)                                                     \
-            for (int64_t lane = 0; lane < lanes; ++lane) sums[lane] += weights[i + lane];      \
-        for (; i < n; ++i) sums[0] += weights[i];                                              \
-        double sum = 0.0;                                                                      \
-        for (float each : sums) sum += double(each);                                           \
-        return sum;                                                                            \
+// Sums over a block. `divides` and `surprisals` say what is wanted beside the exponentials.
+template <bool divides, bool surprisals, class T>
+__attribute__((always_inline)) inline void sum_block(const T* x, double peak, double divisor, Four& sums) {
+    for (int64_t i = 0; i < kBlock; i += 8)
+        for (int at = 0; at < 2; ++at) {
+            Doubles scaled = widened(x + i + 4 * at) - peak;
+            if (divides) scaled /= divisor;
+            const Doubles weights = exp_negative_of<Doubles, Words>(scaled), least = Doubles{} - 708.0;
+            sums.sum[at] += weights;
+            if (surprisals) sums.scaled[at] += weights * (scaled < least ? least : scaled);  // 0 where the weight is
+        }
+}
+
+__attribute__((always_inline)) inline double added(const Doubles (&sums)[2]) {
+    double total = 0.0;
+    for (const Doubles& each : sums)
+        for (int lane = 0; lane < 4; ++lane) total += each[lane];
+    return total;
+}
+
+#define OUTRIDER_SUMS(T)                                                                              \
+    OUTRIDER_CLONES Moments sums_of(const T* x, int64_t n, double peak, double divisor, bool surprisals) { \
+        T room[kBlock];                                                                               \
+        x = whole_block(x, n, room);                                                                  \
+        Four sums;                                                                                    \
+        if (surprisals) sum_block<true, true>(x, peak, divisor, sums);                                \
+        else if (divisor != 1.0) sum_block<true, false>(x, peak, divisor, sums);                      \
+        else sum_block<false, false>(x, peak, divisor, sums);                                         \
+        return {added(sums.sum), added(sums.scaled)};                                                 \
+    }
+OUTRIDER_SUMS(float)
+OUTRIDER_SUMS(double)
+#undef OUTRIDER_SUMS
+
+__attribute__((always_inline)) inline Floats below(const float* x, float peak) { return load<Floats>(x) - peak; }
+__attribute__((always_inline)) inline Floats below(const double* x, double peak) {
+    Floats v;
+    for (int lane = 0; lane < 8; ++lane) v[lane] = float(x[lane] - peak);
+    return v;
+}
+
+// exp(x) in floats, by its Taylor polynomial to r^6; where x is below -87, as good as nothing.
+__attribute__((always_inline)) inline Floats rough_exp(const Floats& x) {
+    typedef uint32_t Bits __attribute__((vector_size(32)));
+    const Floats least = Floats{} - 87.0f;
+    const Floats v = x < least ? least : x;
+    const Floats shifted = v * 1.44269504f + 12582912.0f;  // 1.5 * 2^23
+    const Floats n = shifted - 12582912.0f;
+    const Floats r = (v - n * 0.693359375f) + n * 2.12194440e-4f, r2 = r * r;
+    const Floats p23 = 0.5f + 1.66666667e-1f * r, p45 = 4.16666667e-2f + 8.33333333e-3f * r;
+    const Floats p = ((p45 + 1.38888889e-3f * r2) * r2 + p23) * r2 + (1.0f + r);
+    Bits bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127u) << 23;
+    Floats scale;
+    std::memcpy(&scale, &bits, sizeof scale);
+    return p * scale;
+}
+
+#define OUTRIDER_ROUGH(T)                                                      \
+    OUTRIDER_CLONES double rough_sum(const T* x, int64_t n, T peak, float factor) { \
+        T room[kBlock];                                                        \
+        x = whole_block(x, n, room);                                           \
+        Floats sums[2] = {};                                                   \
+        for (int64_t i = 0; i < kBlock; i += 16)                               \
+            for (int at = 0; at < 2; ++at) sums[at] += rough_exp(below(x + i + 8 * at, peak) * factor); \
+        double total = 0.0;                                                    \
+        for (int lane = 0; lane < 8; ++lane) total += double(sums[0][lane]) + double(sums[1][lane]); \
+        return total;                                                          \
     }
 OUTRIDER_ROUGH(float)
 OUTRIDER_ROUGH(double)
@@ -124,13 +175,16 @@ void sweep(int64_t blocks, const Body& body) {
     pool().run([&](Team& team) { team.share(blocks, kGrain, body); });
 }
 
-// A block's two sums for each of `blocks` [2 * blocks], added up in their order.
-template <class T, class Sum>
-Moments add_blocks(const RowScan<T>& scan, double divisor, const Sum& sum) {
+// The sums of each block, added up in their order.
+template <class T>
+Moments add_blocks(const RowScan<T>& scan, double divisor, bool surprisals) {
     Moments* parts = scratch<Moments>(scan.blocks);
     sweep(scan.blocks, [&](int64_t first, int64_t last) {
-        for (int64_t b = first; b < last; ++b)
-            parts[b] = scan.scaled(double(scan.tops[b]), divisor) < kNothing ? Moments{} : sum(b);
+        for (int64_t b = first; b < last; ++b) {
+            const bool counts = scan.scaled(double(scan.tops[b]), divisor) >= kNothing;
+            const int64_t begin = scan.begin(b);
+            parts[b] = counts ? sums_of(scan.row + begin, scan.end(b) - begin, scan.peak, divisor, surprisals) : Moments{};
+        }
     });
     Moments total;
     for (int64_t b = 0; b < scan.blocks; ++b) total.sum += parts[b].sum, total.scaled += parts[b].scaled;
@@ -169,23 +223,12 @@ RowScan<T> scan_row(const T* row, int64_t size) {
 
 template <class T>
 double sum_of_weights(const RowScan<T>& scan, double divisor) {
-    return add_blocks(scan, divisor, [&](int64_t b) {
-        double weights[kBlock];
-        const int64_t begin = scan.begin(b), n = scan.end(b) - begin;
-        exps_of(scan.row + begin, n, scan.peak, divisor, weights);
-        return Moments{sum_of(weights, n), 0.0};
-    }).sum;
+    return add_blocks(scan, divisor, false).sum;
 }
 
 template <class T>
 Moments moments_of_weights(const RowScan<T>& scan, double divisor) {
-    return add_blocks(scan, divisor, [&](int64_t b) {
-        double weights[kBlock], scaled[kBlock];
-        const int64_t begin = scan.begin(b), n = scan.end(b) - begin;
-        exps_of(scan.row + begin, n, scan.peak, divisor, weights);
-        times_scaled(scan.row + begin, n, scan.peak, divisor, weights, scaled);
-        return Moments{sum_of(weights, n), sum_of(scaled, n)};
-    });
+    return add_blocks(scan, divisor, true);
 }
 
 template <class T>

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from outrider.sampling.kernels import native
-from outrider.sampling.law import law, native_options, not_finite
+from outrider.sampling.law import law, native_options, native_row, not_finite
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
@@ -17,10 +15,10 @@ def draw_token(logits: Weights, params: SamplingParams, noise: Noise, position: 
     A native draw gives weights to the tokens that may win only, and leaves them as they are where the law would divide
     them by their sum: rounding apart, which no draw has been seen to turn on, the two agree. Raises as ``law`` does.
     """
-    if native is None or params.greedy or type(noise) is not KeyedNoise or logits.ndim != 1:
+    if native is None or params.greedy or type(noise) is not KeyedNoise:
         return noise.draw(law(logits, params), position, Purpose.TARGET)
     key = noise.key(position, Purpose.TARGET)
-    token_id = native.draw_token(np.ascontiguousarray(logits), key, **native_options(params))
+    token_id = native.draw_token(native_row(logits), key, **native_options(params))
     if token_id is None:
         raise not_finite(logits)
     return int(token_id)

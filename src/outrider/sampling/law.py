@@ -29,12 +29,24 @@ def greedy_token(logits: Weights) -> int:
 
     -inf masks a token. Raises ``ValueError`` if a logit is NaN or +inf, or if all are -inf.
     """
-    if logits.ndim != 1 or logits.size == 0:
-        raise ValueError(f"logits must be one row [vocab] with at least one token, not shape {logits.shape}")
+    _check_shape(logits)
     token_id = int(np.argmax(logits))  # NumPy's argmax stops at a NaN, so this one look finds everything
     if not np.isfinite(logits[token_id]):
         raise not_finite(logits)
     return token_id
+
+
+def _check_shape(logits: Weights) -> None:
+    if logits.ndim != 1 or logits.size == 0:
+        raise ValueError(f"logits must be one row [vocab] with at least one token, not shape {logits.shape}")
+
+
+def native_row(logits: Weights) -> Weights:
+    """``logits`` as the native routines take them; raises ``ValueError`` if they are not one row of floats."""
+    _check_shape(logits)
+    if logits.dtype not in (np.float32, np.float64):
+        raise ValueError(f"logits must be float32 or float64, not {logits.dtype}")
+    return np.ascontiguousarray(logits)
 
 
 def not_finite(logits: Weights) -> ValueError:
@@ -61,13 +73,12 @@ def law(logits: Weights, params: SamplingParams) -> Weights:
     -inf masks a token. Raises ``ValueError`` if ``logits`` are not float32 or float64, if one is NaN or +inf, or
     if all are -inf.
     """
-    if logits.dtype not in (np.float32, np.float64):
-        raise ValueError(f"logits must be float32 or float64, not {logits.dtype}")
+    row = native_row(logits)
     if params.greedy:
-        return _spread(greedy_token(logits), 1.0, logits.size)
+        return _spread(greedy_token(row), 1.0, row.size)
     if native is None:
-        return numpy_law(logits, params)
-    made = native.law(np.ascontiguousarray(logits), **native_options(params))
+        return numpy_law(row, params)
+    made = native.law(row, **native_options(params))
     if made is None:
         raise not_finite(logits)
     if isinstance(made, tuple):

@@ -6,7 +6,7 @@ import numpy as np
 
 from outrider.outputs import TokenLogprobs
 from outrider.sampling.kernels import native
-from outrider.sampling.law import greedy_token, not_finite
+from outrider.sampling.law import greedy_token, native_row, not_finite
 from outrider.sampling.noise import Weights
 
 
@@ -21,7 +21,7 @@ def report_of_logits(logits: Weights, token_id: int, num_top: int) -> TokenLogpr
     """``report`` of the log-softmax of ``logits`` [vocab], float32 or float64, without making that."""
     if native is None:
         return report(log_softmax(logits.astype(np.float64)), token_id, num_top)
-    made = native.token_report(np.ascontiguousarray(logits), token_id, num_top)
+    made = native.token_report(native_row(logits), token_id, num_top)
     if made is None:
         raise not_finite(logits)
     logprob, rank, top = made
