@@ -87,7 +87,7 @@ class RequestLaw:
     def draw(
         self, logits: Weights, committed: Sequence[int], drafted: Sequence[int], noise: Noise, position: int
     ) -> int:
-        """The target's own token there, drawn by ``probs`` with ``noise`` for ``position``; raises as ``probs`` does."""
+        """The target's own token there, drawn by ``probs`` with the noise of ``position``; raises as it does."""
         return draw_token(self.edited(logits, committed, drafted), self.params, noise, position)
 
     def greedy_token(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> int:

@@ -73,7 +73,7 @@ def sampled_tree_tokens(proposal: Proposal, target_law: TargetLaw, noise: Noise,
 
 
 def tokens_drawn_by(draw: Callable[[int, int], int], proposal: Proposal, position: int) -> TargetToken:
-    """``sampled_tree_tokens`` where ``draw(row, at)`` draws by the law of that row with the noise of position ``at``."""
+    """``sampled_tree_tokens`` where ``draw(row, at)`` draws by that row's law with the noise of position ``at``."""
     if proposal.parents is None:
         return lambda row: draw(row, position + row)
     depth = [0, *depths(proposal.parents)]

@@ -61,11 +61,28 @@ def test_laws_agree(row: Weights, params: SamplingParams) -> None:
     assert np.allclose(own, other, rtol=1e-12, atol=1e-290)
 
 
-@pytest.mark.parametrize("keys", [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 5000}, {"min_p": 0.02}], ids=str)
-def test_laws_agree_on_a_large_vocabulary(keys: dict[str, Any]) -> None:
-    row = row_of(1, 151_936, 3.0, 0.0, np.float32)
+@pytest.mark.parametrize("spread", [0.1, 3.0, 8.0])
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 5000}, {"min_p": 0.02}, {"typical_p": 0.9}, {"typical_p": 0.1}],
+    ids=str,
+)
+def test_laws_agree_on_a_large_vocabulary(keys: dict[str, Any], spread: float) -> None:
+    row = row_of(1, 151_936, spread, 0.0, np.float32)
     params = SamplingParams(temperature=0.8, **keys)
     assert np.allclose(law(row, params), numpy_law(row, params), rtol=1e-12, atol=0.0)
+
+
+@settings(max_examples=200)
+@given(ROWS, st.integers(0, 2**32), st.sampled_from([1e-5, 1e-7, 1e-9, -1e-9, -1e-7, -1e-5]))
+def test_a_nucleus_that_hangs_on_the_last_digits_agrees(row: Weights, choice: int, off: float) -> None:
+    """A mass just above or below what some number of tokens holds: a rough sum does not tell how many it takes."""
+    shares = np.sort(numpy_law(row, SamplingParams(temperature=0.8)))[::-1].cumsum()
+    top_p = float(shares[choice % len(shares)] * (1.0 + off))
+    if not 0.0 < top_p < 1.0:
+        return
+    params = SamplingParams(temperature=0.8, top_p=top_p)
+    assert np.array_equal(law(row, params) > 0.0, numpy_law(row, params) > 0.0)
 
 
 @pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
@@ -130,6 +147,32 @@ def test_reports_agree(row: Weights, seed: int, num_top: int) -> None:
     assert [token_id for token_id, _ in own.top] == [token_id for token_id, _ in other.top]
     assert np.allclose([value for _, value in own.top], [value for _, value in other.top], rtol=1e-12, atol=1e-12)
     assert report_of_logits(row, greedy_token(row), 1).top[0][0] == greedy_token(row)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_reports_agree_on_a_large_vocabulary(dtype: Any) -> None:
+    row = row_of(5, 151_936, 3.0, 0.3, dtype)
+    other = log_softmax(row.astype(np.float64))
+    for token in (0, 127, 128, 75_000, 151_935, greedy_token(row)):
+        own, expected = report_of_logits(row, token, 5), report(other, token, 5)
+        assert own.rank == expected.rank
+        assert own.logprob == pytest.approx(expected.logprob, rel=1e-13)
+        assert [token_id for token_id, _ in own.top] == [token_id for token_id, _ in expected.top]
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    library, row = native.library(), row_of(6, 151_936, 3.0, 0.0, np.float32)
+    before, results = library.num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            library.set_num_threads(threads)
+            laws = [
+                law(row, SamplingParams(temperature=0.8, **keys)) for keys in ({}, {"top_p": 0.9}, {"typical_p": 0.5})
+            ]
+            results.append((*(each.tobytes() for each in laws), report_of_logits(row, 9, 5)))
+    finally:
+        library.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
