@@ -12,12 +12,11 @@ import argparse
 import json
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 from outrider import LLM, SamplingParams
 from outrider.bench.steps import timed_steps
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 
 PROMPT = "def quicksort(values):\n"
 WARM = {"temperature": 0.8, "seed": 1}
@@ -94,7 +93,7 @@ def main() -> None:
         )
     report = {"vocab_size": llm.engine.vocab_size, "arms": arms, **environment(vars(arguments))}
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
 
 

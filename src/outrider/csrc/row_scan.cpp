@@ -101,9 +101,9 @@ __attribute__((always_inline)) inline void sum_block(const T* x, double peak, do
         for (int at = 0; at < 2; ++at) {
             Doubles scaled = widened(x + i + 4 * at) - peak;
             if (divides) scaled /= divisor;
-            const Doubles weights = exp_negative_of<Doubles, Words>(scaled), least = Doubles{} - 708.0;
-            sums.sum[at] += weights;
-            if (surprisals) sums.scaled[at] += weights * (scaled < least ? least : scaled);  // 0 where the weight is
+            const Doubles weights = exp_clamped<Doubles, Words>(scaled), least = Doubles{} - 708.0;
+            sums.sum[at] += weights;  // one that should be 0 is lost beside the largest, which is 1
+            if (surprisals) sums.scaled[at] += weights * (scaled < least ? least : scaled);
         }
 }
 

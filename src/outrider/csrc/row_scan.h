@@ -79,34 +79,37 @@ typedef double Doubles __attribute__((vector_size(32)));
 typedef float Floats __attribute__((vector_size(32)));
 typedef uint64_t Words __attribute__((vector_size(32)));
 
-// exp(x) for x <= 0, within 2 units in the last place; 0 below -708. V is double or a vector of them, U the same of
-// uint64_t; a lane's result is that of double.
+// exp(x) for x <= 0, within 2 units in the last place; below -708 that of -708. V is double or a vector of them, U the
+// same of uint64_t; a lane's result is that of double.
 template <class V, class U>
-__attribute__((always_inline)) inline V exp_negative_of(const V& x) {
-    // x = n ln 2 + r with |r| <= ln 2 / 2; exp(r) by its Taylor polynomial, whose rest is below 1e-17. Its terms are
-    // summed in pairs, which depend on each other less than one long chain would.
+__attribute__((always_inline)) inline V exp_clamped(const V& x) {
+    // x = n ln 2 + r with |r| <= ln 2 / 2; exp(r) by 1 + r + r^2 / 2 and the interpolation of the rest at Chebyshev nodes,
+    // relatively within 4e-17. Its terms are summed in pairs, which depend on each other less than one long chain would.
     constexpr double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
-    const V least = V{} - 708.0, zero = V{};
+    const V least = V{} - 708.0;
     const V clamped = x < least ? least : x;
     const V shifted = clamped * 1.4426950408889634 + magic;
     const V n = shifted - magic;
     const V r = (clamped - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
-    const V r2 = r * r, r4 = r2 * r2, r8 = r4 * r4;
+    const V r2 = r * r, r4 = r2 * r2;
     const V p01 = 1.0 + r, p23 = 0.5 + 0.16666666666666666 * r;
-    const V p45 = 0.041666666666666664 + 0.008333333333333333 * r;
-    const V p67 = 0.001388888888888889 + 0.0001984126984126984 * r;
-    const V p89 = 2.48015873015873e-05 + 2.7557319223985893e-06 * r;
-    const V pab = 2.755731922398589e-07 + 2.505210838544172e-08 * r;
-    const V pcd = 2.08767569878681e-09 + 1.6059043836821613e-10 * r;
-    const V low = (p23 * r2 + p01) + (p67 * r2 + p45) * r4;
-    const V high = (pab * r2 + p89) + pcd * r4;
-    const V p = low + high * r8;
+    const V p45 = 0.04166666666665136 + 0.008333333333332155 * r;
+    const V p67 = 0.0013888888905881542 + 0.0001984126985433861 * r;
+    const V p89 = 2.4801536388690766e-05 + 2.755728006701698e-06 * r;
+    const V pab = 2.761380686153829e-07 + 2.5095554677111112e-08 * r;
+    const V p = (p23 * r2 + p01) + ((p67 * r2 + p45) + (pab * r2 + p89) * r4) * r4;
     U bits;
     std::memcpy(&bits, &shifted, sizeof bits);
     const U power = (bits + uint64_t(1023)) << 52;  // the low bits of `shifted` hold n
     V scale;
     std::memcpy(&scale, &power, sizeof scale);
-    const V result = p * scale;
+    return p * scale;
+}
+
+// The same, but 0 below -708.
+template <class V, class U>
+__attribute__((always_inline)) inline V exp_negative_of(const V& x) {
+    const V least = V{} - 708.0, zero = V{}, result = exp_clamped<V, U>(x);
     return x < least ? zero : result;
 }
 
