@@ -162,14 +162,13 @@ def test_reports_agree_on_a_large_vocabulary(dtype: Any) -> None:
 
 def test_the_number_of_threads_changes_no_bit() -> None:
     library, row = native.library(), row_of(6, 151_936, 3.0, 0.0, np.float32)
+    wanted: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"typical_p": 0.5}]
     before, results = library.num_threads(), []
     try:
         for threads in (1, 2, 5):
             library.set_num_threads(threads)
-            laws = [
-                law(row, SamplingParams(temperature=0.8, **keys)) for keys in ({}, {"top_p": 0.9}, {"typical_p": 0.5})
-            ]
-            results.append((*(each.tobytes() for each in laws), report_of_logits(row, 9, 5)))
+            laws = [law(row, SamplingParams(temperature=0.8, **keys)).tobytes() for keys in wanted]
+            results.append((laws, report_of_logits(row, 9, 5)))
     finally:
         library.set_num_threads(before)
     assert results[0] == results[1] == results[2]

@@ -120,7 +120,7 @@ def test_noise_of_another_kind_draws_from_the_law() -> None:
 
 def test_a_request_draws_by_its_edited_row() -> None:
     params = SamplingParams(
-        temperature=0.9, logit_bias={3: 4.0}, repetition_penalty=1.5, allowed_token_ids=[1, 3, 5, 9]
+        temperature=0.9, logit_bias={3: 4.0}, repetition_penalty=1.5, allowed_token_ids=(1, 3, 5, 9)
     )
     request_law, noise = RequestLaw(params, [1, 2], vocab_size=40), KeyedNoise(7)
     row = row_of(8, 40, 2.0, 0.0, np.float32)
