@@ -144,13 +144,18 @@ class SuffixIndex:
         """What may follow ``tail``, the latest tokens of some other text."""
 
 def law(
-    logits: Array, best: int, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
-) -> NDArray[np.float64] | tuple[NDArray[np.int64], NDArray[np.float64]]:
+    logits: Array, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
+) -> NDArray[np.float64] | tuple[NDArray[np.int64], NDArray[np.float64]] | None:
     """Probabilities [vocab], or ids and their probabilities where something is cut off. ``logits`` [vocab] are float32
-    or float64, none NaN or +inf; ``best`` is the id of the largest."""
+    or float64; None if one is NaN or +inf or all are -inf."""
 
-def token_report(logits: Array, best: int, token: int, num_top: int) -> tuple[float, int, list[tuple[int, float]]]:
-    """(log-probability, rank) of ``token``, and the most probable tokens with theirs."""
+def draw_token(
+    logits: Array, key: int, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
+) -> int | None:
+    """The draw by that law; None where there is none."""
+
+def token_report(logits: Array, token: int, num_top: int) -> tuple[float, int, list[tuple[int, float]]] | None:
+    """(log-probability, rank) of ``token``, and the most probable tokens with theirs; None as for ``law``."""
 
 def draw(weights: Array, key: int) -> tuple[int, float]:
     """(index, sum of the weights): the draw of ``KeyedNoise``; -1 if the weights allow none."""
