@@ -1,12 +1,13 @@
-"""Drafting by retrieval on three workloads: ``python benchmarks/retrieval.py [--model M] [--methods ngram,suffix]``.
+"""Drafting by retrieval on three workloads: ``python benchmarks/retrieval.py [--model M] [--methods ngram:7,auto]``.
 
     editing   a file of 150 lines to write again with one function renamed
     chat      a conversation of several turns, each turn's whole history as the prompt; played twice
     records   40 JSON records from a template
 
 Greedy. Every prompt runs with speculation off and with each method in turn, the order turning with every prompt; a
-method's ratio is the median over prompts and repeats of its decode rate over that of speculation off. All methods must
-give the same tokens. The last line of stdout is the result as one JSON line.
+method's ratio is the median over prompts and repeats of its decode rate over that of speculation off. ``method:K``
+drafts K tokens wherever there are drafts, a method alone as many as pay. No method remembers earlier answers, and no
+prompt is shared. All methods must give the same tokens. The last line of stdout is the result as one JSON line.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ def workloads(llm: LLM) -> dict[str, list[list[dict[str, str]]]]:
 
 
 def prompts_of(llm: LLM, conversation: list[dict[str, str]], max_tokens: int) -> list[list[int]]:
-    """The prompts of a conversation's turns, the model's own answers (speculation off) in its history."""
+    """The prompts of a conversation's turns, the model's own answers in its history."""
     prompts: list[list[int]] = []
     history: list[dict[str, str]] = []
     for message in conversation:
         if message["role"] == "assistant" and not message["content"]:
-            answer = generate(llm, prompts[-1], max_tokens, drafts=False)
+            answer = generate(llm, prompts[-1], max_tokens)
             message = {**message, "content": llm.tokenizer.decode(answer.outputs[0].token_ids)}
         history.append(message)
         if message["role"] == "user":
@@ -83,9 +84,9 @@ def prompts_of(llm: LLM, conversation: list[dict[str, str]], max_tokens: int) ->
     return prompts
 
 
-def generate(llm: LLM, prompt: list[int], max_tokens: int, *, drafts: bool = True) -> Any:
-    """One greedy answer."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, num_speculative_tokens=None if drafts else 0)
+def generate(llm: LLM, prompt: list[int], max_tokens: int, num_drafts: int | None = None) -> Any:
+    """One greedy answer; ``num_drafts`` is K, by default the engine's."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, num_speculative_tokens=num_drafts)
     (output,) = llm.generate([prompt], params)
     return output
 
@@ -100,30 +101,28 @@ def main() -> int:
     """Measure, print, write; returns 1 if a method changed the tokens."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen2.5-coder-1.5b-instruct")
-    parser.add_argument("--methods", default="ngram,suffix")
+    parser.add_argument("--methods", default="ngram:7,suffix:7,ngram:15,suffix:15,auto", help="method or method:K, ...")
     parser.add_argument("--workloads", default="editing,chat,records")
-    parser.add_argument("-k", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--json", default="-", help="write the result here too")
     arguments = parser.parse_args()
-    methods = arguments.methods.split(",")
-    engines = {
-        method: LLM(
-            arguments.model,
-            # Without memory of earlier outputs: a repeat must not find the text of the run before.
-            speculative_config={
-                "method": method,
-                "num_speculative_tokens": arguments.k,
-                "adaptive": False,
-                "suffix_cache_tokens": 0,
-            },
-            prefix_caching=False,
-            kv_cache_memory=256 << 20,
+    methods: dict[str, tuple[str, int | None]] = {}
+    for text in arguments.methods.split(","):
+        method, _, k = text.partition(":")
+        methods[text] = (method, int(k) if k else None)
+    engines = {}
+    for method, fixed in {(method, k is not None) for method, k in methods.values()}:
+        keys: dict[str, Any] = {"method": method, "suffix_cache_tokens": 0}
+        if fixed:
+            most = max(k or 0 for name, k in methods.values() if name == method)
+            keys |= {"num_speculative_tokens": most, "adaptive": False}
+        engines[method, fixed] = LLM(
+            arguments.model, speculative_config=keys, prefix_caching=False, kv_cache_memory=256 << 20
         )
-        for method in methods
-    }
-    plain = engines[methods[0]]
+    runners = {name: (engines[method, k is not None], k) for name, (method, k) in methods.items()}
+    plain = next(iter(engines.values()))
+    runners["off"] = (plain, 0)
     results: dict[str, Any] = {}
     identical = True
     for name, conversations in workloads(plain).items():
@@ -138,8 +137,8 @@ def main() -> int:
                 order = ["off", *methods]
                 shift = (repeat + number) % len(order)
                 for method in order[shift:] + order[:shift]:
-                    llm = plain if method == "off" else engines[method]
-                    runs[method] = generate(llm, prompt, arguments.tokens, drafts=method != "off")
+                    llm, k = runners[method]
+                    runs[method] = generate(llm, prompt, arguments.tokens, k)
                 for method in methods:
                     identical &= runs[method].outputs[0].token_ids == runs["off"].outputs[0].token_ids
                     ratios[method].append(rate(runs[method]) / rate(runs["off"]))
