@@ -230,9 +230,9 @@ def main() -> int:
                     flush=True,
                 )
         del llm
-    report |= environment(vars(arguments))
-    if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        report |= environment(vars(arguments))
+        if arguments.json != "-":  # after each arm, since all of them take long
+            Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(report))
     return 0
 

@@ -23,6 +23,9 @@ _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 MAX_SPECULATIVE_TOKENS = 64
 DEFAULT_NUM_SPECULATIVE_TOKENS = 15
 DEFAULT_DRAFT_MODEL_TOKENS = 8
+DEFAULT_SUFFIX_MIN_PROBABILITY = 0.2
+FIXED_SUFFIX_MIN_PROBABILITY = 0.03
+"""Where K is fixed and rows have no price, only what is next to hopeless is left out."""
 
 
 def missing_verb(drafter: Any) -> str | None:
@@ -54,7 +57,8 @@ class SpeculativeConfig(Strict):
                             for others tli, if at least half of the draft's most frequent tokens are the target's too)
     draft_vocab_size        the draft model's output is trimmed to its so many lowest (most frequent) ids; lossless
     prompt_lookup_min/max   shortest and longest match, in tokens, of the ngram drafter
-    suffix_min_probability  the suffix drafter leaves out tokens whose estimated chance of acceptance is below
+    suffix_min_probability  the suffix drafter leaves out tokens whose estimated chance of acceptance is below; default
+                            0.2, and 0.03 without ``adaptive``
     suffix_cache_tokens     tokens of earlier outputs that the suffix drafter keeps for later requests; 36 bytes each
     verification            how drafts are judged. ``auto``: drafts of seeded requests are coupled with the target's own
                             noise, other sampled drafts judged by block, and trees by traversal, which is the same for
@@ -77,7 +81,7 @@ class SpeculativeConfig(Strict):
     tree_width: Annotated[int, Field(ge=1, le=8)] = 1
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = 1
     prompt_lookup_max: Annotated[int, Field(ge=1, le=32)] = 4
-    suffix_min_probability: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    suffix_min_probability: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     suffix_cache_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = 1 << 20
     verification: Verification = "auto"
 
@@ -126,6 +130,13 @@ class SpeculativeConfig(Strict):
                 return "suffix"
             return "composite" if self.tree_width == 1 else "draft_model"
         return self.method
+
+    @property
+    def resolved_suffix_min_probability(self) -> float:
+        """``suffix_min_probability``, or the default for the way in which K is chosen."""
+        if self.suffix_min_probability is not None:
+            return self.suffix_min_probability
+        return DEFAULT_SUFFIX_MIN_PROBABILITY if self.adaptive else FIXED_SUFFIX_MIN_PROBABILITY
 
     @property
     def drafts_with_model(self) -> bool:

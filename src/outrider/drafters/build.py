@@ -39,7 +39,7 @@ def build_drafter(
     if method == "ngram" or unavailable:
         retrieval.append(NGramDrafter(min_match=config.prompt_lookup_min, max_match=config.prompt_lookup_max))
     elif method in ("suffix", "composite"):
-        floor, cache_tokens = config.suffix_min_probability, config.suffix_cache_tokens
+        floor, cache_tokens = config.resolved_suffix_min_probability, config.suffix_cache_tokens
         retrieval.append(SuffixDrafter(floor=floor, cache_tokens=cache_tokens))
     if config.drafts_with_model:
         model = model_drafter

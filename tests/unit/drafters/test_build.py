@@ -14,6 +14,9 @@ from outrider.drafters.composite import CompositeDrafter
 from outrider.errors import ConfigError
 from outrider.ops import native
 from outrider.request import Request
+from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.rng import KeyedNoise
+from outrider.sampling_params import SamplingParams
 from outrider.scheduler.speculation import SpeculationController
 
 
@@ -85,6 +88,24 @@ def test_the_planner_is_made_for_the_model_and_what_it_may_draft(keys: dict[str,
     drafter = build_drafter(SpeculativeConfig(model="draft", **keys), Repeater(), planner_for)
     assert drafter is not None
     assert asked == [("repeater", most)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "floor"),
+    [({}, 0.2), ({"adaptive": False}, 0.03), ({"adaptive": False, "suffix_min_probability": 0.5}, 0.5)],
+)
+def test_doubtful_tokens_are_left_out_where_rows_have_a_price(keys: dict[str, Any], floor: float) -> None:
+    assert SpeculativeConfig(method="suffix", **keys).resolved_suffix_min_probability == floor
+    if not native.available():
+        pytest.skip("the native library is not built")
+    text = Request("r", (1, *range(2, 40), 1), SamplingParams(), noise_seed=0, max_total_tokens=100)
+    drafter = built(method="suffix", **keys)
+    assert drafter is not None
+    (proposal,) = drafter.propose(
+        [DraftRequest(text, 64, KeyedNoise(0), RequestLaw(SamplingParams(), [0], vocab_size=1))]
+    )
+    assert proposal.chances is not None
+    assert floor <= min(proposal.chances) < floor + 0.05
 
 
 def test_auto_without_a_model_looks_at_text_seen_before() -> None:
