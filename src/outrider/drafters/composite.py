@@ -66,6 +66,11 @@ class CompositeDrafter:
         """Names that a request may choose a drafter by."""
         return tuple(dict.fromkeys((self.name, *(each.name for each in self._drafters))))
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the drafters' indexes of text in bytes, of those that tell."""
+        return sum(getattr(drafter, "nbytes", 0) for drafter in self._drafters)
+
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
         """For each entry what the planner chooses."""
         for entry in batch:

@@ -52,8 +52,8 @@ class SuffixDrafter:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all indexes in bytes: 36 for each token of the room that they have."""
-        indexes = [text.index for text in self._texts.values()] + ([self._past] if self._past is not None else [])
+        """Memory of all indexes in bytes: 36 for each token of the room that they have; any thread may ask."""
+        indexes = [text.index for text in list(self._texts.values())] + ([self._past] if self._past is not None else [])
         return sum(index.nbytes for index in indexes)
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:

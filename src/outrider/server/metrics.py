@@ -24,15 +24,19 @@ _WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
 
 
 class Metrics:
-    """Counts what an engine does; an ``Observer`` of it. ``load`` is asked for gauges when they are read."""
+    """Counts what an engine does; an ``Observer`` of it.
 
-    def __init__(self, model: str, load: Callable[[], Load]) -> None:
+    ``load`` and ``drafter_bytes``, the memory of the drafters' indexes, are asked when gauges are read.
+    """
+
+    def __init__(self, model: str, load: Callable[[], Load], drafter_bytes: Callable[[], int] = lambda: 0) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._model = model
         self._last_token: dict[str, float] = {}
         self._gauge("num_requests_running", "Requests that run.", lambda: load().num_running)
         self._gauge("num_requests_waiting", "Requests that wait.", lambda: load().num_waiting)
         self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", lambda: load().kv_usage)
+        self._gauge("drafter_index_bytes", "Memory of the drafters' indexes of earlier text.", drafter_bytes)
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that started.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens that were looked for in the prefix cache.")

@@ -130,7 +130,8 @@ class Serving:
             if self.settings.chat_template is not None:
                 built.tokenizer.chat_template = self.settings.chat_template
             names = self.settings.served_model_names or (built.model_name,)
-            self._metrics = Metrics(names[0], self._load)
+            drafter = built.engine.drafter
+            self._metrics = Metrics(names[0], self._load, lambda: getattr(drafter, "nbytes", 0))
             engine = AsyncEngine(built.engine, max_waiting=self.settings.max_waiting, observer=self._metrics)
             self._ready = Ready(
                 engine, built.tokenizer, self.config.speculative, names, built.model_name, self.settings

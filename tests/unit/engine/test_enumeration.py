@@ -13,14 +13,18 @@ from torch import Tensor
 from outrider.audit.enumerate import EnumeratingNoise
 from outrider.config import CrossVocabAlgorithm, Verification
 from outrider.drafters.base import Drafter, DraftRequest
+from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Verify
 from outrider.engine.verify import verify
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.toy import ToyModel, random_table
 from outrider.models.vocabulary import Vocabulary
+from outrider.ops import native
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.noise import Noise, Weights
@@ -28,7 +32,7 @@ from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
-from tests.unit.engine.helpers import KSchedule, distance, run, toy_engine
+from tests.unit.engine.helpers import KSchedule, ScriptedDrafter, distance, run, toy_engine
 from tests.unit.models.other_vocabularies import spelled
 
 VOCAB = 3
@@ -36,6 +40,22 @@ LAW = random_table(VOCAB, seed=6, order=3)
 DRAFT = random_table(VOCAB, seed=7, order=3)
 PROMPT = [0, 1, 0, 1]
 LENGTH = 3
+
+
+def trimmed() -> Drafter:
+    """A draft whose output was trimmed to two of the target's tokens."""
+    kept = [0, 2]
+
+    def law(context: tuple[int, ...]) -> Weights:
+        return np.asarray(DRAFT(context)[kept] / DRAFT(context)[kept].sum())
+
+    runner = ModelRunner(ToyModel(len(kept), law), num_blocks=8, block_size=2)
+    return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, token_ids=kept)
+
+
+def composite(model: Drafter) -> Drafter:
+    """Retrieval where it finds two tokens in a row that occurred before, else the model: both happen in one request."""
+    return CompositeDrafter([NGramDrafter(min_match=2, max_match=2)], model)
 
 
 def draft_model(coupled: Coupled = "seeded", tree_width: int = 1) -> Drafter:
@@ -77,7 +97,15 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "tli": cross_vocab,
     "tli with an end": lambda: cross_vocab(target=WITH_END),
     "slem": lambda: cross_vocab("slem"),
+    "trimmed": trimmed,
+    "composite": lambda: composite(draft_model()),
+    "composite with tli": lambda: composite(cross_vocab()),
+    "prediction": lambda: CompositeDrafter([PredictionDrafter()]),
+    "own": lambda: ScriptedDrafter(lambda request, k: [0, 2, 1][-k:]),
+    **({"suffix": SuffixDrafter} if native.available() else {}),
 }
+PREDICTION = (0, 2, 1, 1)
+"""What every request here says that its answer will be."""
 
 
 def law_of_strings(params: SamplingParams, end: frozenset[int]) -> dict[tuple[int, ...], float]:
@@ -116,7 +144,8 @@ def total_variation(
             verify_with=verify_with,
             noise_for=lambda seed: noise,
         )
-        token_ids = run(engine, [PROMPT], params)[0].outputs[0].token_ids
+        asked = SamplingParams(**{**params.model_dump(), "prediction": PREDICTION})
+        token_ids = run(engine, [PROMPT], asked)[0].outputs[0].token_ids
         enumerating.probability = noise.probability
         return token_ids
 
@@ -243,7 +272,7 @@ def test_penalties_that_do_not_see_the_drafts_are_seen() -> None:
         return verify(request, proposal, logits, noise, blind)
 
     params = SamplingParams(max_tokens=4, frequency_penalty=1.5)
-    for name in DRAFTERS:
+    for name in ("ngram", "draft_model", "tree", "tli", "slem"):
         assert total_variation(DRAFTERS[name], 2, params, verify_with=faulty) > 1e-3, name
 
 

@@ -32,7 +32,7 @@ def samples(metrics: Metrics) -> Samples:
 
 def after_one_request() -> Samples:
     """One greedy request of 24 tokens; in each step all but the last of 4 drafts are right."""
-    metrics = Metrics("toy", lambda: Load(2, 3, 0.5))
+    metrics = Metrics("toy", lambda: Load(2, 3, 0.5), lambda: 360)
     engine = toy_engine(TOY_LAW, oracle(TOY_LAW, right=lambda _: 3, vocab_size=LETTERS), vocab_size=LETTERS)
     request = engine.add_request("r", [1, 2, 3], GREEDY)
     metrics.started(request, 0.25)
@@ -68,6 +68,7 @@ def test_each_figure_is_counted_once() -> None:
     assert found["outrider:num_requests_running", ""] == 2
     assert found["outrider:num_requests_waiting", ""] == 3
     assert found["outrider:kv_cache_usage_perc", ""] == 0.5
+    assert found["outrider:drafter_index_bytes", ""] == 360
 
 
 def test_servers_in_one_process_count_for_themselves() -> None:
