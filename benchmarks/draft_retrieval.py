@@ -129,10 +129,10 @@ def pass_seconds(runner: Any, most: int, context: int, repeats: int) -> list[flo
     return [max(medians[: rows + 1]) for rows in range(most)]
 
 
-def prompts_of(llm: LLM, tokens: int) -> dict[str, list[list[int]]]:
-    """Prompts by workload."""
+def prompts_of(llm: LLM, tokens: int, turns: int) -> dict[str, list[list[int]]]:
+    """Prompts by workload, of each conversation the first ``turns``."""
     made = {
-        name: [prompt for one in conversations for prompt in retrieval.prompts_of(llm, one, tokens)]
+        name: [prompt for one in conversations for prompt in retrieval.prompts_of(llm, one[: 2 * turns], tokens)]
         for name, conversations in retrieval.workloads(llm).items()
     }
     return made | {"completion": [list(llm.tokenizer.encode(text)) for text in COMPLETIONS]}
@@ -189,6 +189,7 @@ def main() -> int:
     parser.add_argument("--model", default="qwen2.5-coder-1.5b-instruct")
     parser.add_argument("--draft-model", default="qwen2.5-coder-0.5b-instruct")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=4, help="of the conversation")
     parser.add_argument("--context", type=int, default=600, help="tokens before the passes that are timed")
     parser.add_argument("--repeats", type=int, default=7, help="of the timing")
     parser.add_argument("--json", default="-", help="write the result here too")
@@ -209,7 +210,7 @@ def main() -> int:
             max_model_len=4096,
             max_num_seqs=2,
         )
-        prompts = prompts or prompts_of(llm, arguments.tokens)
+        prompts = prompts or prompts_of(llm, arguments.tokens, arguments.turns)
         if not draft_seconds:
             drafter: Any = llm.engine.drafter
             runner = drafter._model._passes._runner

@@ -28,6 +28,7 @@ SuffixIndex::SuffixIndex(int64_t limit) : limit_(limit), capacity_(std::min<int6
 int64_t SuffixIndex::bytes() const { return int64_t(sizeof(*this)) + capacity_ * int64_t(4 + kLevels * 8); }
 
 void SuffixIndex::extend(const int32_t* tokens, int64_t count) {
+    if (size_ + count > capacity_ && capacity_ < limit_) grow(size_ + count);
     for (int64_t i = 0; i < count; ++i) push(tokens[i]);
 }
 
@@ -38,7 +39,7 @@ void SuffixIndex::end_text() {
 }
 
 void SuffixIndex::push(int32_t token) {
-    if (size_ == capacity_ && capacity_ < limit_) grow();
+    if (size_ == capacity_ && capacity_ < limit_) grow(size_ + 1);
     tokens_[size_t(size_++ % capacity_)] = token;
     if (token != kEnd) link(size_ - 1);
 }
@@ -58,9 +59,9 @@ void SuffixIndex::link(int64_t place) {
 }
 
 // Before the ring turns for the first time, places are indexes; so tokens stay and only the links are made anew.
-void SuffixIndex::grow() {
+void SuffixIndex::grow(int64_t least) {
     const int64_t count = size_, start = text_start_;
-    capacity_ = std::min(limit_, 2 * capacity_);
+    while (capacity_ < std::min(limit_, least)) capacity_ = std::min(limit_, 2 * capacity_);
     tokens_.resize(size_t(capacity_));
     for (int level = 0; level < kLevels; ++level) {
         heads_[level].assign(size_t(capacity_), 0);
@@ -123,12 +124,17 @@ SuffixDraft SuffixIndex::best(const std::vector<Match>& found, bool own, const S
     int64_t longest = 0;
     for (const Match& match : found) longest = std::max(longest, match.length);
     int64_t least = longest;
+    std::ptrdiff_t taken = 0;
     for (int level = kLevels; level >= 0; --level) {
         if (level < kLevels) {
             if (kGrams[level] >= longest) continue;
             least = kGrams[level];
         }
         if (least < options.min_match) break;
+        const auto enough = [least](const Match& match) { return match.length >= least; };
+        const std::ptrdiff_t more = std::count_if(found.begin(), found.end(), enough);
+        if (more == taken) continue;  // the same matches, trusted less
+        taken = more;
         SuffixDraft draft_ = draft(found, least, own, options);
         if (draft_.expected > chosen.expected) chosen = std::move(draft_);
     }

@@ -53,7 +53,8 @@ private:
 
     void push(int32_t token);
     void link(int64_t place);
-    void grow();
+    // Room for `least` tokens, or for as many as are kept.
+    void grow(int64_t least);
     int64_t oldest() const { return size_ > capacity_ ? size_ - capacity_ : 0; }
     int32_t at(int64_t place) const { return tokens_[std::size_t(place % capacity_)]; }
     // The place that a head or a link stands for, or -1: the latest one before `before` whose low bits they are.

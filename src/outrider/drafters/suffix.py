@@ -74,7 +74,8 @@ class SuffixDrafter:
         request = entry.request
         text = self._texts.get(request.request_id)
         if text is None:
-            text = self._texts[request.request_id] = _Text(request, self._library.SuffixIndex(self._max_text_tokens))
+            limit = min(self._max_text_tokens, request.max_total_tokens)
+            text = self._texts[request.request_id] = _Text(request, self._library.SuffixIndex(limit))
         text.index.extend(request.token_ids[text.num_indexed :])
         text.num_indexed = request.num_tokens
         token_ids, _, chances, _ = text.index.propose(entry.max_tokens, **self._options)

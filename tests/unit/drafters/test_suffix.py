@@ -87,6 +87,15 @@ def test_memory_is_bounded_and_the_oldest_output_goes_first() -> None:
     assert proposed(drafter, request_of([10, 11], "early")) == ()
 
 
+def test_a_request_gets_no_more_room_than_its_text_can_need() -> None:
+    drafter = SuffixDrafter(cache_tokens=0)
+    request = Request("r", tuple(range(3000)), SamplingParams(), noise_seed=0, max_total_tokens=3004)
+    proposed(drafter, request)
+    assert drafter.nbytes < 37 * 3004
+    request.token_ids += [10, 11, 12, 13]
+    assert proposed(drafter, request) == (14, 15, 16, 17)
+
+
 def test_a_floor_shortens_what_is_doubtful() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
     long, short = (proposed(SuffixDrafter(floor=floor), request_of(text), k=8) for floor in (0.1, 0.3))
