@@ -7,6 +7,7 @@ keeps those that it would have said (greedy, or with the noise of a seeded reque
 What is run are today's drafts, recorded round by round; what retrieval would have made of each round is counted:
 
     ngram, suffix   everything that the look-up gives is verified by the draft model
+    later           the round's first pass goes without, so that only what follows a draft is looked up
     oracle          the look-up's first wrong token, and all after it, is left out by magic: a bound for any rule that
                     decides how much of suffix's or ngram's proposal to verify
 
@@ -18,6 +19,7 @@ The last line of stdout is the result as one JSON line.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -55,7 +57,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "draft_model K=8": {"method": "draft_model", "num_speculative_tokens": 8, "adaptive": False},
     "auto": {"method": "auto"},
 }
-RULES = ("ngram", "suffix", "ngram oracle", "suffix oracle")
+RULES = ("ngram", "suffix", "suffix later", "suffix oracle")
 MOST_ROWS = 17
 
 
@@ -100,13 +102,13 @@ class LookUp:
 
 def passes_of(context: list[int], drafts: tuple[int, ...], rule: str) -> list[int]:
     """Rows of each pass that the draft model needs for ``drafts``; what its cache lacks of the context is one row."""
-    kind, _, oracle = rule.partition(" ")
+    kind, _, how = rule.partition(" ")
     look_up, rows, done = LookUp(kind), [], 0
     while done < len(drafts):
         left = len(drafts) - done
-        found = look_up.after([*context, *drafts[:done]], left - 1) if left > 1 else ()
+        found = look_up.after([*context, *drafts[:done]], left - 1) if left > 1 and (done or how != "later") else ()
         matched = next((i for i, token in enumerate(found) if token != drafts[done + i]), len(found))
-        rows.append(1 + (matched if oracle else len(found)))
+        rows.append(1 + (matched if how == "oracle" else len(found)))
         done += matched + 1
     return rows
 
@@ -188,6 +190,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen2.5-coder-1.5b-instruct")
     parser.add_argument("--draft-model", default="qwen2.5-coder-0.5b-instruct")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--laws", default="greedy,seeded at 0.8")
+    parser.add_argument("--workloads", default="editing,chat,records,completion")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=4, help="of the conversation")
     parser.add_argument("--context", type=int, default=600, help="tokens before the passes that are timed")
@@ -196,13 +201,14 @@ def main() -> int:
     arguments = parser.parse_args()
     laws = {
         "greedy": SamplingParams(temperature=0.0, max_tokens=arguments.tokens),
-        "seeded, temperature 0.8": SamplingParams(temperature=0.8, seed=7, max_tokens=arguments.tokens),
+        "seeded at 0.8": SamplingParams(temperature=0.8, seed=7, max_tokens=arguments.tokens),
     }
     prompts: dict[str, list[list[int]]] = {}
     draft_seconds: list[float] = []
     target_seconds: list[float] = []
     report: dict[str, Any] = {"arms": {}}
-    for arm, keys in ARMS.items():
+    for arm in arguments.arms.split(","):
+        keys = ARMS[arm]
         draft = {"model": arguments.draft_model, "quantization": "int4", "draft_vocab_size": 32768}
         llm = LLM(
             arguments.model,
@@ -218,18 +224,18 @@ def main() -> int:
             target_seconds = pass_seconds(llm.engine.runner, MOST_ROWS, arguments.context, arguments.repeats)
             report["draft_pass_ms"] = [1e3 * each for each in draft_seconds]
             report["target_pass_ms"] = [1e3 * each for each in target_seconds]
-        for law, params in laws.items():
-            for workload, asked in prompts.items():
-                recorder, passes, made = record(llm, asked, params)
-                entry = priced(recorder, passes, made, draft_seconds, target_seconds)
-                report["arms"].setdefault(arm, {}).setdefault(law, {})[workload] = entry
-                saved = {rule: f"{each['end_to_end_saved']:+.1%}" for rule, each in entry["rules"].items()}
-                print(
-                    f"{arm:16s} {law:24s} {workload:10s} {made} tokens in {passes.total()} passes, {entry['rounds']} "
-                    f"rounds of drafts taking {entry['drafting_share']:.0%}; saved end to end: {saved}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+        for law, workload in itertools.product(arguments.laws.split(","), arguments.workloads.split(",")):
+            params, asked = laws[law], prompts[workload]
+            recorder, passes, made = record(llm, asked, params)
+            entry = priced(recorder, passes, made, draft_seconds, target_seconds)
+            report["arms"].setdefault(arm, {}).setdefault(law, {})[workload] = entry
+            saved = {rule: f"{each['end_to_end_saved']:+.1%}" for rule, each in entry["rules"].items()}
+            print(
+                f"{arm:16s} {law:24s} {workload:10s} {made} tokens in {passes.total()} passes, {entry['rounds']} "
+                f"rounds of drafts taking {entry['drafting_share']:.0%}; saved end to end: {saved}",
+                file=sys.stderr,
+                flush=True,
+            )
         del llm
         report |= environment(vars(arguments))
         if arguments.json != "-":  # after each arm, since all of them take long

@@ -13,11 +13,17 @@ from outrider.drafters.draft_chain import DraftChain
 from outrider.drafters.draft_passes import DraftPasses
 from outrider.drafters.draft_rows import DraftRows
 from outrider.drafters.draft_tree import DraftTree
+from outrider.drafters.text_index import DraftLookUp, TextIndexes
+from outrider.ops import native
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 
 Coupled = Literal["none", "seeded", "all"]
 """Which requests get drafts drawn with the target's own noise."""
+
+
+_LOOK_UP_FLOOR = 0.2
+"""Tokens less likely than this are not read on suspicion."""
 
 
 def is_point_mass(entry: DraftRequest, coupled: Coupled) -> bool:
@@ -32,6 +38,8 @@ class DraftModelDrafter:
     Greedy requests get the argmax and ``coupled`` ones the token that the target's own noise would choose under the
     draft's law: both are point masses, and the answer does not depend on the draft (arXiv 2408.07978). All others get a
     sample with its law.
+
+    A chain's own next tokens are looked up in the request's text, and those that come true cost no pass of their own.
 
     After a step whose K drafts were all accepted the last draft was never fed, so the draft's cache is one token
     behind; after steps without drafts it is further behind. Both are made good by the next proposal's first pass. Of a
@@ -61,6 +69,12 @@ class DraftModelDrafter:
         self._trees: dict[str, DraftTree] = {}
         self._passes = DraftPasses(runner, max_num_batched_tokens)
         self._coupled = coupled
+        self._texts = TextIndexes() if native.available() and tree_width == 1 else None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the texts' indexes in bytes."""
+        return 0 if self._texts is None else self._texts.nbytes
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
         """Proposals of ``max_tokens`` tokens; shorter where the draft's context or cache has no more room."""
@@ -88,6 +102,8 @@ class DraftModelDrafter:
     def forget(self, request_id: str) -> None:
         """Give the request's blocks back."""
         self._trees.pop(request_id, None)
+        if self._texts is not None:
+            self._texts.forget(request_id)
         self._passes.free(request_id)
 
     def num_behind(self, request: Request) -> int:
@@ -110,7 +126,10 @@ class DraftModelDrafter:
             return None
         entry, point_mass = replace(entry, max_tokens=wanted), is_point_mass(entry, self._coupled)
         if self._tree_width == 1:
-            return DraftChain(entry, self._rows, point_mass, request.num_tokens)
+            look_up = None
+            if self._texts is not None and wanted > 2:  # the first token comes with the context, the last is not fed
+                look_up = DraftLookUp(self._texts, request, _LOOK_UP_FLOOR)
+            return DraftChain(entry, self._rows, point_mass, request.num_tokens, look_up=look_up)
         tree = DraftTree(entry, self._rows, point_mass=point_mass, width=self._tree_width)
         self._trees[request.request_id] = tree
         return tree

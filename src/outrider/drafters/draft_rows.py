@@ -40,9 +40,15 @@ class DraftRows:
         """
         self._token_ids = token_ids
         self._vocab_size = vocab_size
+        self._known_ids = np.zeros(vocab_size, dtype=bool)
+        self._known_ids[token_ids] = True
         self._entries = None if entries is None else torch.from_numpy(entries)
         self._used = frozenset[int]() if entries is None else frozenset(entries.tolist())
         self._draft_ids = None if draft_ids is None else dict(zip(token_ids.tolist(), draft_ids.tolist(), strict=True))
+
+    def __contains__(self, token_id: int) -> bool:
+        """True if the draft could say the target's ``token_id``."""
+        return bool(self._known_ids[token_id])
 
     def draft_id(self, token_id: int) -> int:
         """What the draft model calls the target's ``token_id``."""

@@ -8,24 +8,12 @@ agents, templates, conversations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from outrider.drafters.base import DraftRequest, Proposal
+from outrider.drafters.text_index import TAIL, TextIndexes
 from outrider.ops import native
 from outrider.request import Request
-
-_TAIL = 64
-"""As many of the latest tokens are looked for in other texts."""
-
-
-@dataclass
-class _Text:
-    """One request's own text: the native index, and how much of ``request.token_ids`` it holds."""
-
-    request: Request
-    index: Any
-    num_indexed: int = 0
 
 
 class SuffixDrafter:
@@ -44,17 +32,14 @@ class SuffixDrafter:
 
         Raises ``ConfigError`` where the native library is not built.
         """
-        self._library = native.library()
         self._options = {"min_match": min_match, "floor": floor}
-        self._max_text_tokens = max_text_tokens
-        self._texts: dict[str, _Text] = {}
-        self._past: Any = self._library.SuffixIndex(cache_tokens) if cache_tokens else None
+        self._texts = TextIndexes(max_text_tokens)
+        self._past: Any = native.library().SuffixIndex(cache_tokens) if cache_tokens else None
 
     @property
     def nbytes(self) -> int:
         """Memory of all indexes in bytes: 36 for each token of the room that they have; any thread may ask."""
-        indexes = [text.index for text in list(self._texts.values())] + ([self._past] if self._past is not None else [])
-        return sum(index.nbytes for index in indexes)
+        return self._texts.nbytes + (self._past.nbytes if self._past is not None else 0)
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
         """Point-mass proposals; empty where nothing matches."""
@@ -65,22 +50,16 @@ class SuffixDrafter:
 
     def forget(self, request_id: str) -> None:
         """Drop the request's own index; the output of one that ended stays for others."""
-        text = self._texts.pop(request_id, None)
-        if text is not None and text.request.finished and self._past is not None:
-            self._past.extend(text.request.output_token_ids)
+        request = self._texts.forget(request_id)
+        if request is not None and request.finished and self._past is not None:
+            self._past.extend(request.output_token_ids)
             self._past.end_text()
 
     def _propose(self, entry: DraftRequest) -> Proposal:
         request = entry.request
-        text = self._texts.get(request.request_id)
-        if text is None:
-            limit = min(self._max_text_tokens, request.max_total_tokens)
-            text = self._texts[request.request_id] = _Text(request, self._library.SuffixIndex(limit))
-        text.index.extend(request.token_ids[text.num_indexed :])
-        text.num_indexed = request.num_tokens
-        token_ids, _, chances, _ = text.index.propose(entry.max_tokens, **self._options)
+        token_ids, _, chances, _ = self._texts.of(request).propose(entry.max_tokens, **self._options)
         if self._past is not None and self._past.size:
-            tail = request.token_ids[-_TAIL:]
+            tail = request.token_ids[-TAIL:]
             others, _, promises, _ = self._past.propose_after(tail, entry.max_tokens, **self._options)
             if sum(promises) > sum(chances):
                 token_ids, chances = others, promises

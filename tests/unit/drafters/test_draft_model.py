@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.models.toy import Law, ToyModel, random_table
+from outrider.ops import native
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
-from tests.unit.engine.helpers import GREEDY, KSchedule, drain, run, toy_engine
+from tests.unit.engine.helpers import GREEDY, KSchedule, drain, recorded, run, toy_engine
 
 VOCAB = 9
 TARGET = random_table(VOCAB, seed=3, order=64, sharpness=2.0)
@@ -135,3 +136,31 @@ def test_a_trimmed_draft_proposes_only_its_own_tokens_and_changes_nothing(params
     assert sum(o.metrics.speculative_decoding.num_accepted_draft_tokens for o in outputs) > 0
     if params.greedy or params.seed is not None:
         assert ids(outputs) == ids(run(toy_engine(TARGET, None, vocab_size=VOCAB), PROMPTS, params))
+
+
+LOOPING = random_table(VOCAB, seed=12, order=1, sharpness=6.0)
+"""Says the same again and again, mostly."""
+
+
+@pytest.mark.skipif(not native.available(), reason="the native library is not built")
+@pytest.mark.parametrize("settings", [{}, {"num_blocks": 12}, {"max_model_len": 30}], ids=["", "few blocks", "short"])
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=2, max_tokens=24), SamplingParams(max_tokens=24)])
+def test_what_is_looked_up_saves_passes_and_changes_no_draft(params: SamplingParams, settings: dict[str, Any]) -> None:
+    params = SamplingParams(**{**params.model_dump(), "max_tokens": 40})
+    drafted, passes = [], []
+    for looks_up in (False, True):
+        model = ToyModel(VOCAB, LOOPING, max_model_len=settings.get("max_model_len", 4096))
+        runner = ModelRunner(model, num_blocks=settings.get("num_blocks", 64), block_size=4)
+        drafter = DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64)
+        if not looks_up:
+            drafter._texts = None
+        seen = recorded(drafter)
+        engine = toy_engine(LOOPING, drafter, vocab_size=VOCAB, k=6)
+        outputs = run(engine, [[1, 2, 3], [4]], params)
+        laws = [tuple(row.tolist() for row in proposal.probs or ()) for _, proposal in seen]
+        drafted.append((ids(outputs), [proposal.token_ids for _, proposal in seen], laws))
+        passes.append(model.num_passes)
+        drafter.check_integrity()
+        assert runner.kv.num_free_blocks == runner.kv.num_blocks
+    assert drafted[0] == drafted[1]
+    assert passes[1] < passes[0]

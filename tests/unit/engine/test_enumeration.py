@@ -19,6 +19,7 @@ from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.text_index import DraftLookUp
 from outrider.engine.engine import Verify
 from outrider.engine.verify import verify
 from outrider.models.tokenizer import Tokenizer
@@ -186,6 +187,26 @@ def test_every_way_to_verify_drafts_of_another_vocabulary_emits_the_targets_law(
 ) -> None:
     faithful, end = partial(verify, method=method), frozenset({2} if target is WITH_END else ())
     assert total_variation(lambda: cross_vocab("tli", coupled, target), 2, params, end, verify_with=faithful) < 1e-12
+
+
+@pytest.mark.skipif(not native.available(), reason="the native library is not built")
+@pytest.mark.parametrize(("method", "coupled"), [("standard", "none"), ("block", "none"), ("coupled", "all")])
+def test_a_draft_model_that_looks_its_own_tokens_up_emits_the_targets_law(
+    method: Verification, coupled: Coupled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = []
+
+    def look_up(self: DraftLookUp, drafted: Sequence[int], most: int) -> list[int]:
+        found = find(self, drafted, most)
+        looked_up.append(len(found))
+        return found
+
+    find = DraftLookUp.__call__
+    monkeypatch.setattr(DraftLookUp, "__call__", look_up)
+    params = SamplingParams(max_tokens=5, temperature=0.7, top_k=2)
+    faithful = partial(verify, method=method)
+    assert total_variation(lambda: draft_model(coupled), 3, params, verify_with=faithful) < 1e-12
+    assert any(looked_up)
 
 
 def _without_a_drawn_last(proposal: Proposal, probs: tuple[Weights, ...]) -> Proposal:
