@@ -190,7 +190,7 @@ def test_every_way_to_verify_drafts_of_another_vocabulary_emits_the_targets_law(
 
 
 @pytest.mark.skipif(not native.available(), reason="the native library is not built")
-@pytest.mark.parametrize(("method", "coupled"), [("standard", "none"), ("block", "none"), ("coupled", "all")])
+@pytest.mark.parametrize(("method", "coupled"), [("block", "none"), ("coupled", "all")])
 def test_a_draft_model_that_looks_its_own_tokens_up_emits_the_targets_law(
     method: Verification, coupled: Coupled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
