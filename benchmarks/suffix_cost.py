@@ -33,7 +33,8 @@ _LINE = 24
 
 def template(count: int, chance: random.Random) -> list[int]:
     """Lines of the same tokens, of which four are new in each."""
-    line, tokens = [chance.randrange(_VOCABULARY) for _ in range(_LINE)], []
+    line = [chance.randrange(_VOCABULARY) for _ in range(_LINE)]
+    tokens: list[int] = []
     while len(tokens) < count:
         for place in chance.sample(range(_LINE), 4):
             line[place] = chance.randrange(_VOCABULARY)
@@ -83,16 +84,16 @@ def main() -> int:
             begin = time.process_time()
             drafter.propose(batch)
             times.append(1e3 * (time.process_time() - begin))
-        entry = {
+        figures = {
             "ms_for_all": statistics.median(times),
             "most_ms_for_all": max(times),
             "bytes_per_token": drafter.nbytes / arguments.requests / (arguments.tokens + arguments.rounds),
         }
-        report["kinds"][kind] = entry
+        report["kinds"][kind] = figures
         print(
             f"{kind:9s} {arguments.requests} proposals over {arguments.tokens} tokens each: "
-            f"{entry['ms_for_all']:.2f} ms, at most {entry['most_ms_for_all']:.2f}; "
-            f"{entry['bytes_per_token']:.1f} bytes a token",
+            f"{figures['ms_for_all']:.2f} ms, at most {figures['most_ms_for_all']:.2f}; "
+            f"{figures['bytes_per_token']:.1f} bytes a token",
             file=sys.stderr,
             flush=True,
         )

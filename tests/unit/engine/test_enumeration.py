@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.audit.enumerate import EnumeratingNoise
@@ -47,7 +48,7 @@ def trimmed() -> Drafter:
     """A draft whose output was trimmed to two of the target's tokens."""
     kept = [0, 2]
 
-    def law(context: tuple[int, ...]) -> Weights:
+    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
         return np.asarray(DRAFT(context)[kept] / DRAFT(context)[kept].sum())
 
     runner = ModelRunner(ToyModel(len(kept), law), num_blocks=8, block_size=2)
@@ -194,7 +195,7 @@ def test_every_way_to_verify_drafts_of_another_vocabulary_emits_the_targets_law(
 def test_a_draft_model_that_looks_its_own_tokens_up_emits_the_targets_law(
     method: Verification, coupled: Coupled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_up = []
+    looked_up: list[int] = []
 
     def look_up(self: DraftLookUp, drafted: Sequence[int], most: int) -> list[int]:
         found = find(self, drafted, most)
