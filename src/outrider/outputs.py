@@ -169,6 +169,7 @@ class SpecDecodeStats:
             summary["per_step_accepted"] = list(self.per_step_accepted)
             summary["per_step_drafted"] = list(self.per_step_drafted)
             summary["per_step_drafter"] = list(self.per_step_drafter)
+            summary["per_step_why"] = list(self.per_step_why)
         return summary
 
 

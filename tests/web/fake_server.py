@@ -48,6 +48,20 @@ def canned_tokens(*, speculation: bool, count: int = 48) -> list[list[dict[str, 
     return [step for step in steps if step]
 
 
+def told_of(steps: list[list[dict[str, Any]]], *, speculation: bool) -> dict[str, Any]:
+    """What ``detailed_metrics`` says of these steps: one draft more than was accepted where a token was recovered."""
+    accepted = [sum(token["source"] == "accepted" for token in step) for step in steps]
+    drafted = [count + (step[-1]["source"] == "recovered") for count, step in zip(accepted, steps, strict=True)]
+    ends = [step[-1]["source"] for step in steps]
+    reason = "nothing retrieved" if speculation else ""
+    return {
+        "per_step_drafted": drafted,
+        "per_step_accepted": accepted,
+        "per_step_drafter": ["suffix" if end == "recovered" else "" for end in ends],
+        "per_step_why": [reason if number and end == "target" else "" for number, end in enumerate(ends)],
+    }
+
+
 @dataclass
 class FakeServer:
     """``requests`` are the bodies it got; the other fields say how it answers, and may be changed at any time."""
@@ -119,7 +133,10 @@ class FakeServer:
                 choice |= {"delta": {"content": text}} if "messages" in body else {"text": text}
                 if number == len(steps) - 1:
                     choice["finish_reason"] = "length"
-                last = {"metrics": {"speculation": told}} if number == len(steps) - 1 else {}
+                last: dict[str, Any] = {}
+                if number == len(steps) - 1:
+                    stats = told_of(steps, speculation=speculation) if body.get("detailed_metrics") else {}
+                    last = {"metrics": {"speculation": told, "speculative_decoding": stats}}
                 yield f"data: {json.dumps({'choices': [choice]} | last)}\n\n: ping\n\n"
                 await asyncio.sleep(self.pause)
             yield "data: [DONE]\n\n"

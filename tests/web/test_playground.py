@@ -137,7 +137,9 @@ def test_the_scrubber_goes_through_the_run_step_by_step(page: Page, fake: FakeSe
     page.click("[aria-label=Forward]")
     page.click("[aria-label=Forward]")
     assert tokens.count() == len(steps[0]) + len(steps[1])
-    assert page.inner_text(".scrubber-note") == f"Step 2 of {len(steps)}: 2 accepted, then recovered"
+    assert page.inner_text(".scrubber-note") == (
+        f"Step 2 of {len(steps)}: suffix drafted, K = 3; 2 accepted, then recovered"
+    )
     page.locator("input[type=range]").focus()
     page.keyboard.press("End")
     for _ in range(3):
@@ -146,6 +148,44 @@ def test_the_scrubber_goes_through_the_run_step_by_step(page: Page, fake: FakeSe
     page.click("[aria-label=Play]")
     page.wait_for_selector(f".scrubber-note:has-text('Step {len(steps)} of')")
     assert tokens.count() == 48
+
+
+def test_each_step_tells_its_drafter_or_why_it_did_not_draft(page: Page, fake: FakeServer) -> None:
+    tokens = ask(opened(page, fake))
+    assert fake.requests[0]["detailed_metrics"] is True
+
+    def told(place: int) -> str:
+        """What the card of the token at ``place`` says of its step."""
+        tokens.nth(place).hover()
+        return page.inner_text(".tip-pass")
+
+    # Token 0 is step 1, tokens 1 to 3 step 2, 4 to 7 step 3, 8 step 4, 9 to 11 step 5.
+    assert told(0) == "K = 0: this pass read the prompt"
+    assert told(1) == told(3) == "suffix drafted, K = 3, 2 accepted"
+    assert told(4) == "ngram drafted, K = 3, 3 accepted"  # the server names no drafter of this step, and has one only
+    assert told(8) == "K = 0: nothing retrieved"
+    assert told(17) == "suffix drafted, K = 3, 2 accepted"
+    page.mouse.move(0, 0)
+    page.locator("input[type=range]").focus()
+    page.keyboard.press("Home")
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    note = page.inner_text(".scrubber-note")
+    assert note.endswith(": one token, K = 0: nothing retrieved")
+    assert page.locator("input[type=range]").get_attribute("aria-valuetext") == note
+    page.select_option("select[name=method]", "off")
+    ask(page, "And without?")
+    page.locator(".tokens").last.locator(".token").nth(5).hover()
+    assert page.inner_text(".tip-pass") == "K = 0: num_speculative_tokens=0 in this request"
+
+
+def test_a_stopped_or_older_answer_tells_no_more_than_it_can(page: Page, fake: FakeServer) -> None:
+    fake.fail_after = 3
+    tokens = ask(opened(page, fake))
+    tokens.nth(1).hover()
+    page.wait_for_selector(".tip")
+    assert page.locator(".tip-pass").count() == 0
+    assert page.inner_text(".scrubber-note").endswith(": 3 accepted, then bonus")
 
 
 def test_figures_are_those_of_the_run(page: Page, fake: FakeServer) -> None:

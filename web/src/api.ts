@@ -1,6 +1,6 @@
 // Requests to the server that gave this page: what it is, and streams of tokens. Knows nothing about the page.
 
-import type { Problem, Prompt, Settings, TokenDetail } from "./model";
+import type { Problem, Prompt, Settings, Step, TokenDetail } from "./model";
 
 export interface Server {
   model: string;
@@ -90,6 +90,9 @@ export interface Chunk {
   details: TokenDetail[];
   finish: string | null;
   speculation: string | null;
+  /** Comes with the last chunk. */
+  steps: Step[] | null;
+  reasoned: boolean;
 }
 
 const number = (text: string): number | undefined => (text.trim() === "" ? undefined : Number(text));
@@ -110,6 +113,7 @@ export function body(model: string, prompt: Prompt, settings: Settings): Record<
     max_tokens: number(settings.max_tokens),
     stream: true,
     token_details: true,
+    detailed_metrics: true,
     ...(off ? { speculative_config: "off" } : Object.keys(speculative).length ? { speculative_config: speculative } : {}),
   };
 }
@@ -138,9 +142,22 @@ export async function* stream(
       details: choice?.token_details ?? [],
       finish: choice?.finish_reason ?? null,
       speculation: parsed.metrics?.speculation ?? null,
+      steps: stepsOf(parsed.metrics?.speculative_decoding),
+      reasoned: typeof choice?.delta?.reasoning_content === "string",
     };
   }
   throw cut();
+}
+
+function stepsOf(told: any): Step[] | null {
+  const drafted: number[] | undefined = told?.per_step_drafted;
+  if (!drafted) return null;
+  return drafted.map((count, index) => ({
+    drafted: count,
+    accepted: told.per_step_accepted?.[index] ?? 0,
+    drafter: told.per_step_drafter?.[index] ?? "",
+    why: told.per_step_why?.[index] ?? "",
+  }));
 }
 
 const cut = (): RequestError =>

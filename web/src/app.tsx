@@ -5,7 +5,7 @@ import { describeServer, RequestError, type Server } from "./api";
 import { save } from "./export";
 import { Inspector } from "./inspect";
 import { Lanes } from "./lanes";
-import { textOf, type Message, type Problem, type Prompt, type Run } from "./model";
+import { answerOf, type Message, type Problem, type Prompt, type Run } from "./model";
 import { Announcer, Banner, TurnCard, type Turn } from "./parts";
 import { start, type Job } from "./runner";
 import { DEFAULTS, SettingsCard } from "./settings";
@@ -83,7 +83,7 @@ export function App() {
     const messages: Message[] = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
     for (const turn of before) {
       if (!turn.run.tokens.length) continue;
-      messages.push({ role: "user", content: turn.said }, { role: "assistant", content: textOf(turn.run) });
+      messages.push({ role: "user", content: turn.said }, { role: "assistant", content: answerOf(turn.run) });
     }
     return { kind, messages: [...messages, { role: "user", content: said }] };
   };
@@ -130,8 +130,8 @@ export function App() {
       const on = { ...shared, method, k: Number(settings.k) === 0 ? "" : settings.k };
       const prompt = promptOf(said, [], found.chat ? "chat" : "completion");
       const pending = (name: string): Run => ({
-        name, model: found.model, prompt, settings: shared, tokens: [], status: "running", finish: null,
-        problem: null, speculation: "", started: new Date().toISOString(), elapsed: 0,
+        name, model: found.model, prompt, settings: shared, tokens: [], steps: [], reasoned: false, status: "running",
+        finish: null, problem: null, speculation: "", started: new Date().toISOString(), elapsed: 0,
       });
       const first = start("Speculation on", found.model, prompt, on, apiKey, changed);
       setRace({ on: first.run, off: pending("Speculation off") });

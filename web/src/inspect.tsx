@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { AcceptanceChart, RateChart } from "./charts";
 import {
-  acceptanceByPosition, compare, decimal, numSteps, rateOverTime, summarise, type Run, type Token,
+  acceptanceByPosition, compare, decimal, describePass, numSteps, passOf, rateOverTime, summarise, type Run, type Token,
 } from "./model";
 
 export function Scrubber({ label, value, max, unit, playMs, describe, onChange }: {
@@ -71,7 +71,8 @@ export function Scrubber({ label, value, max, unit, playMs, describe, onChange }
   );
 }
 
-export function describeStep(tokens: Token[], step: number): string {
+export function describeStep(run: Run, step: number): string {
+  const { tokens } = run;
   const total = numSteps(tokens);
   if (!total) return "No steps yet";
   if (step < 1) return `Before the first of ${total} steps`;
@@ -79,9 +80,10 @@ export function describeStep(tokens: Token[], step: number): string {
   const accepted = made.filter((token) => token.source === "accepted").length;
   const last = made[made.length - 1];
   const end = last && last.source !== "accepted" ? last.source : "cut by the end";
-  const what =
-    last?.source === "target" ? "one token, no drafts" : `${accepted} accepted, then ${end}`;
-  return `Step ${step} of ${total}: ${what}`;
+  const pass = passOf(run, step);
+  const plain = pass ? `one token, ${describePass(pass)}` : "one token, no drafts";
+  const drafted = pass ? `${pass.drafter} drafted, K = ${pass.drafted}; ` : "";
+  return `Step ${step} of ${total}: ${last?.source === "target" ? plain : `${drafted}${accepted} accepted, then ${end}`}`;
 }
 
 export function Figures({ tokens, run }: { tokens: Token[]; run: Run }) {
@@ -133,7 +135,7 @@ export function Inspector({ run, cut, onCut, children }: {
         max={run.status === "running" ? 0 : steps}
         unit={1}
         playMs={250}
-        describe={describeStep(run.tokens, Math.floor(cut ?? steps))}
+        describe={describeStep(run, Math.floor(cut ?? steps))}
         onChange={(to) => onCut(to >= steps ? null : to)}
       />
       <RateChart

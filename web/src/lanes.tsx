@@ -2,10 +2,10 @@
 
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
+import { Answer } from "./answer";
 import { AcceptanceChart, RateChart } from "./charts";
 import { SameBadge, Scrubber, speedup } from "./inspect";
 import { acceptanceByPosition, compare, decimal, rateOverTime, speculationNote, summarise, type Run } from "./model";
-import { Tokens } from "./tokens";
 
 export function Lanes({ on, off, marks = true, children }: {
   on: Run;
@@ -101,7 +101,8 @@ function Lane({ title, run, tokens, differs, live, marks }: {
         {note && (note.active ? ` · ${note.text}` : ` · inactive because ${note.text}`)}
       </p>
       {waiting && <p class="muted">Waiting for its turn …</p>}
-      <Tokens
+      <Answer
+        run={run}
         tokens={tokens}
         label={title}
         marks={marks}

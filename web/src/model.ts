@@ -30,6 +30,14 @@ export interface TokenDetail {
   rejected: Rejected | null;
 }
 
+/** One pass of the model: K, what came of it, who drafted, or why nobody did. Empty texts where the server gives none. */
+export interface Step {
+  drafted: number;
+  accepted: number;
+  drafter: string;
+  why: string;
+}
+
 /** `at`: milliseconds from the sending of the request. */
 export interface Token extends TokenDetail {
   at: number;
@@ -66,6 +74,10 @@ export interface Run {
   prompt: Prompt;
   settings: Settings;
   tokens: Token[];
+  /** Pass by pass, once the answer is complete; else empty. */
+  steps: Step[];
+  /** The server has told a part of it as reasoning. */
+  reasoned: boolean;
   status: Status;
   finish: string | null;
   problem: Problem | null;
@@ -86,8 +98,23 @@ export interface Summary {
   acceptance_length: number | null;
 }
 
-export function textOf(run: Run): string {
-  return run.tokens.map((token) => token.text).join("");
+/** How many of `tokens`, from the first, are thoughts: up to their end mark and the white space after it. */
+export function numThought(run: Run, tokens: Token[]): number {
+  if (!run.reasoned) return 0;
+  let text = "";
+  let end = -1;
+  for (const [index, token] of tokens.entries()) {
+    text += token.text;
+    if (end < 0) end = text.indexOf("</think>");
+    if (end >= 0 && text.slice(end + "</think>".length).trim()) return index;
+  }
+  return tokens.length;
+}
+
+/** What the run has said, without its thoughts. */
+export function answerOf(run: Run): string {
+  const said = run.tokens.slice(numThought(run, run.tokens));
+  return said.map((token) => token.text).join("");
 }
 
 export function numSteps(tokens: Token[]): number {
@@ -175,6 +202,24 @@ export function speculationNote(speculation: string): { active: boolean; text: s
   if (match) return { active: false, text: match[1] || "no reason was given" };
   return { active: true, text: speculation };
 }
+
+/** Who drafted in a pass and what came of it, or why nobody did; null until the server has told. */
+export function passOf(run: Run, step: number): Step | null {
+  const pass = run.steps[step - 1];
+  if (!pass) return null;
+  if (pass.drafted) return { ...pass, drafter: pass.drafter || nameOf(run.speculation) };
+  const note = speculationNote(run.speculation);
+  const why = step === 1 ? "this pass read the prompt" : note.active ? "no draft was proposed" : note.text;
+  return { ...pass, why: pass.why || why };
+}
+
+export function describePass(pass: Step): string {
+  if (!pass.drafted) return `K = 0: ${pass.why}`;
+  return `${pass.drafter} drafted, K = ${pass.drafted}, ${pass.accepted} accepted`;
+}
+
+/** The drafter's name in a description such as “ngram, up to 4 tokens per step”. */
+const nameOf = (speculation: string): string => speculation.split(",")[0]!;
 
 export function percent(probability: number | null): string {
   if (probability === null) return "–";

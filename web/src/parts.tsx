@@ -1,8 +1,8 @@
 // Parts of the page around the texts: the banner, one turn with what went wrong in it, and what is read out.
 
+import { Answer } from "./answer";
 import type { Server } from "./api";
 import { speculationNote, summarise, type Problem, type Prompt, type Run } from "./model";
-import { Tokens } from "./tokens";
 
 export interface Turn {
   said: string;
@@ -74,7 +74,8 @@ export function TurnCard({ turn, kind, cut, marks, chosen, several, last, onChoo
       </div>
       <div class="turn">
         <span class="who">{kind === "chat" ? "Model" : "Continued"}</span>
-        <Tokens
+        <Answer
+          run={run}
           tokens={tokens}
           label={kind === "chat" ? "Answer" : "Continuation"}
           marks={marks}

@@ -23,6 +23,8 @@ export function start(
     prompt,
     settings: { ...settings },
     tokens: [],
+    steps: [],
+    reasoned: false,
     status: "running",
     finish: null,
     problem: null,
@@ -42,6 +44,8 @@ async function follow(run: Run, key: string, signal: AbortSignal, changed: () =>
       const at = performance.now() - began;
       for (const detail of chunk.details) run.tokens.push({ ...detail, at });
       run.finish = chunk.finish ?? run.finish;
+      run.steps = chunk.steps ?? run.steps;
+      run.reasoned ||= chunk.reasoned;
       run.speculation = chunk.speculation ?? run.speculation;
       run.elapsed = at;
       changed();

@@ -1,7 +1,7 @@
 // A text whose tokens are marked by how they were made. One tab stop: arrow keys move from token to token.
 
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { MEANING, percent, SOURCES, visible, type Token } from "./model";
+import { describePass, MEANING, passOf, percent, SOURCES, visible, type Run, type Token } from "./model";
 
 interface Shown {
   index: number;
@@ -10,7 +10,8 @@ interface Shown {
   bottom: number;
 }
 
-export function Tokens({ tokens, label, marks = true, cursor = false, differs = -1 }: {
+export function Tokens({ run, tokens, label, marks = true, cursor = false, differs = -1 }: {
+  run: Run;
   tokens: Token[];
   label: string;
   marks?: boolean;
@@ -101,7 +102,7 @@ export function Tokens({ tokens, label, marks = true, cursor = false, differs = 
         ))}
         {cursor && <span class="cursor" aria-hidden="true" />}
       </div>
-      {token && shown && <Tip id={tip} token={token} shown={shown} />}
+      {token && shown && <Tip id={tip} run={run} token={token} shown={shown} />}
     </>
   );
 }
@@ -121,7 +122,7 @@ function follow(box: HTMLElement | null): void {
   if (below > 0 && below < lines) window.scrollBy(0, below);
 }
 
-function Tip({ id, token, shown }: { id: string; token: Token; shown: Shown }) {
+function Tip({ id, run, token, shown }: { id: string; run: Run; token: Token; shown: Shown }) {
   const box = useRef<HTMLDivElement>(null);
   useLayoutEffect(() => {
     const element = box.current;
@@ -135,6 +136,7 @@ function Tip({ id, token, shown }: { id: string; token: Token; shown: Shown }) {
     element.style.top = `${top}px`;
   });
   const rejected = token.rejected;
+  const pass = passOf(run, token.step);
   return (
     <div ref={box} id={id} role="tooltip" class="tip">
       <div class="tip-head">
@@ -145,6 +147,7 @@ function Tip({ id, token, shown }: { id: string; token: Token; shown: Shown }) {
         {MEANING[token.source]} · step {token.step}
         {token.source === "accepted" && `, draft ${token.position + 1}`}
       </p>
+      {pass && <p class="tip-pass">{describePass(pass)}</p>}
       <Bar name="Target" value={token.target_prob} />
       <Bar name="Draft" value={token.draft_prob} />
       {token.acceptance_prob !== null && <Bar name="Acceptance" value={token.acceptance_prob} />}

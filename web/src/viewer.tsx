@@ -4,10 +4,11 @@ import "uplot/dist/uPlot.min.css";
 import "./style.css";
 import { render } from "preact";
 import { useState } from "preact/hooks";
+import { Answer } from "./answer";
 import { Inspector } from "./inspect";
 import { Lanes } from "./lanes";
 import { speculationNote, type Run, type Settings } from "./model";
-import { Legend, Tokens } from "./tokens";
+import { Legend } from "./tokens";
 
 const NAMES: [keyof Settings, string][] = [
   ["temperature", "temperature"],
@@ -58,7 +59,8 @@ function Viewer({ runs }: { runs: Run[] }) {
         ) : (
           <>
             <section class="card" aria-label="Answer">
-              <Tokens
+              <Answer
+                run={run}
                 label="Answer"
                 tokens={cut === null ? run.tokens : run.tokens.filter((token) => token.step <= cut)}
               />

@@ -39,6 +39,13 @@ def serve(
     chat_template: Annotated[
         str | None, typer.Option("--chat-template", help="A Jinja file in place of the model's own template.")
     ] = None,
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(
+            "--reasoning-parser",
+            help="Tell thoughts, <think>…</think>, from answers: think, off, or auto, which asks the chat template.",
+        ),
+    ] = "auto",
     cors_origin: Annotated[
         list[str] | None, typer.Option("--cors-origin", help="Let pages of this origin call; * is any; repeatable.")
     ] = None,
@@ -53,6 +60,8 @@ def serve(
 
     if log_format not in ("text", "json"):
         raise ConfigError(f"--log-format {log_format!r} must be text or json")
+    if reasoning_parser not in ("auto", "think", "off"):
+        raise ConfigError(f"--reasoning-parser {reasoning_parser!r} must be auto, think or off")
     from outrider.server.logs import configure_logging
     from outrider.server.run import listen, run
     from outrider.server.settings import ServerSettings
@@ -65,6 +74,7 @@ def serve(
         max_waiting=max_waiting,
         max_body_bytes=options.num_bytes("--max-body-size", max_body_size),
         grace_s=grace_seconds,
+        reasoning_parser=reasoning_parser,  # type: ignore[arg-type]
         chat_template=None if chat_template is None else options.read_text("--chat-template", chat_template),
     )
     config = options.fetch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,9 +19,11 @@ from outrider.server.answer import Counts, Reply
 from outrider.server.errors import bad_request
 from outrider.server.fields import format_field, named, sampling_params, structured_outputs
 from outrider.server.logprobs import chat_logprobs, prompt_logprobs
+from outrider.server.message import MessageParser
+from outrider.server.reasoning import ReasoningParser, after_thoughts, is_open
 from outrider.server.schemas import ERRORS, ChatCompletionRequest, Message
 from outrider.server.serving import Ready, serving
-from outrider.server.tool_parser import Delta, ToolParser
+from outrider.server.tool_parser import CallDelta
 from outrider.server.tools import ToolUse, tool_use
 
 router = APIRouter()
@@ -35,9 +38,9 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     ready = serving(request).ready()
     model = ready.check_model(body.model)
     with named(**_names(body)):
-        jobs, tools = await asyncio.to_thread(_jobs, ready, body)
+        jobs, reading = await asyncio.to_thread(_jobs, ready, body)
         answers = await ready.engine.submit(jobs, priority=body.priority or 0)
-    form = _ChatForm(ready.tokenizer, tools, logprobs=bool(body.logprobs), token_ids=bool(body.return_token_ids))
+    form = _ChatForm(ready.tokenizer, reading, logprobs=bool(body.logprobs), token_ids=bool(body.return_token_ids))
     form.prompt_token_ids = jobs[0][0]
     reply = Reply(answers, form, model, Counts(len(jobs[0][0]), len(jobs)), ready.options(body))
     return reply.streamed() if body.stream else await reply.whole(request)
@@ -53,7 +56,28 @@ def _names(body: ChatCompletionRequest) -> dict[str, str]:
     }
 
 
-def _jobs(ready: Ready, body: ChatCompletionRequest) -> tuple[list[Job], ToolUse | None]:
+@dataclass(frozen=True)
+class _Reading:
+    """How answers are to be read. ``thinking``: whether they may begin with thoughts; ``opened``: the prompt has."""
+
+    tools: ToolUse | None
+    thinking: bool
+    opened: bool
+
+    @property
+    def splits(self) -> bool:
+        """Whether there is anything to tell from text."""
+        return self.thinking or self.tools is not None
+
+    def parser(self) -> MessageParser:
+        """A parser for one answer."""
+        return MessageParser(
+            ReasoningParser(opened=self.opened) if self.thinking else None,
+            None if self.tools is None else self.tools.parser(),
+        )
+
+
+def _jobs(ready: Ready, body: ChatCompletionRequest) -> tuple[list[Job], _Reading]:
     tools = tool_use(body, ready.tokenizer)
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs need logprobs=true", "top_logprobs")
@@ -65,15 +89,17 @@ def _jobs(ready: Ready, body: ChatCompletionRequest) -> tuple[list[Job], ToolUse
         variables = variables | {"tools": tools.template_tools}
     text = ready.tokenizer.apply_chat_template(template_messages(body.messages), **variables)
     token_ids = ready.encode(text, "messages", add_special_tokens=False)
+    reading = _Reading(tools, ready.reasoning, ready.reasoning and is_open(text))
+    wanted = structured_outputs(body) if tools is None else tools.grammar
     params = sampling_params(
         body,
         ready.methods,
         ready.max_drafts,
         max_tokens=_max_tokens(body, ready.max_model_len - len(token_ids)),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        structured_outputs=structured_outputs(body) if tools is None else tools.grammar,
+        structured_outputs=after_thoughts(wanted) if reading.opened else wanted,
     )
-    return [(token_ids, each) for each in one_each(params)], tools
+    return [(token_ids, each) for each in one_each(params)], reading
 
 
 def _max_tokens(body: ChatCompletionRequest, room: int) -> int:
@@ -97,7 +123,7 @@ def _template_message(message: Message, where: str) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": _content(message, where),
     }
-    for key in ("name", "tool_call_id"):
+    for key in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, key)) is not None:
             shown[key] = value
     if message.tool_calls:
@@ -140,31 +166,30 @@ class _ChatForm:
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, tools: ToolUse | None, *, logprobs: bool, token_ids: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, reading: _Reading, *, logprobs: bool, token_ids: bool) -> None:
         self._tokenizer = tokenizer
-        self._tools = tools
+        self._reading = reading
         self._logprobs = logprobs
         self._token_ids = token_ids
-        self._parsers: dict[int, ToolParser | None] = {}
+        self._parsers: dict[int, MessageParser] = {}
         self.prompt_token_ids: Sequence[int] = ()
 
     def choice(self, index: int, output: RequestOutput) -> dict[str, Any]:
         """``{"message": …}``"""
         completion = output.outputs[0]
-        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
-        finish_reason: str | None = completion.finish_reason
-        if self._tools is not None:
-            parser = self._tools.parser()
-            parts = [parser.feed(completion.text), parser.finish()]
-            if calls := _calls(parts):
-                message["content"] = "".join(part.content for part in parts) or None
-                message["tool_calls"] = calls
-                finish_reason = _finish_reason(finish_reason, parser)
+        parser = self._reading.parser()
+        parts = parser.feed(completion.text, end=True)
+        message: dict[str, Any] = {"role": "assistant", "content": parts.content, "refusal": None}
+        if parser.thought:
+            message["reasoning_content"] = parts.reasoning
+        if parts.calls:
+            message["content"] = parts.content or None
+            message["tool_calls"] = _calls(parts.calls)
         choice = {
             "index": index,
             "message": message,
             "logprobs": self._written(completion.logprobs),
-            "finish_reason": finish_reason,
+            "finish_reason": _finish_reason(completion.finish_reason, parser),
             "stop_reason": completion.stop_reason,
         }
         return choice | ({"token_ids": list(completion.token_ids)} if self._token_ids else {})
@@ -173,28 +198,22 @@ class _ChatForm:
         """``{"delta": …}``; the role comes with the first."""
         first = index not in self._parsers
         if first:
-            self._parsers[index] = None if self._tools is None else self._tools.parser()
+            self._parsers[index] = self._reading.parser()
         parser = self._parsers[index]
+        thought = parser.thought and not first
+        parts = parser.feed(piece.text, end=piece.finish_reason is not None)
         delta: dict[str, Any] = {"role": "assistant"} if first else {}
-        finish_reason: str | None = piece.finish_reason
-        if parser is None:
-            delta["content"] = piece.text
-        else:
-            parts = [parser.feed(piece.text)]
-            if piece.finish_reason is not None:
-                parts.append(parser.finish())
-                finish_reason = _finish_reason(finish_reason, parser)
-            content = "".join(part.content for part in parts)
-            calls = [call for part in parts for call in _call_deltas(part)]
-            if content or (first and not calls):
-                delta["content"] = content
-            if calls:
-                delta["tool_calls"] = calls
+        if parts.reasoning or parser.thought > thought:
+            delta["reasoning_content"] = parts.reasoning
+        if parts.calls:
+            delta["tool_calls"] = _call_deltas(parts.calls)
+        if parts.content or (first and len(delta) == 1) or not self._reading.splits:
+            delta["content"] = parts.content
         choice = {
             "index": index,
             "delta": delta,
             "logprobs": self._written(piece.logprobs),
-            "finish_reason": finish_reason,
+            "finish_reason": _finish_reason(piece.finish_reason, parser),
         }
         if not self._token_ids:
             return choice
@@ -214,13 +233,13 @@ class _ChatForm:
         return chat_logprobs(self._tokenizer, logprobs or ()) if self._logprobs else None
 
 
-def _finish_reason(reason: str | None, parser: ToolParser) -> str | None:
+def _finish_reason(reason: str | None, parser: MessageParser) -> str | None:
     return "tool_calls" if parser.num_calls and reason == "stop" else reason
 
 
-def _call_deltas(part: Delta) -> list[dict[str, Any]]:
+def _call_deltas(calls: Sequence[CallDelta]) -> list[dict[str, Any]]:
     shown = []
-    for call in part.calls:
+    for call in calls:
         if call.name is None:
             shown.append({"index": call.index, "function": {"arguments": call.arguments}})
         else:
@@ -229,10 +248,10 @@ def _call_deltas(part: Delta) -> list[dict[str, Any]]:
     return shown
 
 
-def _calls(parts: Sequence[Delta]) -> list[dict[str, Any]]:
+def _calls(told: Sequence[CallDelta]) -> list[dict[str, Any]]:
     """Whole calls from what was told about them."""
     calls: dict[int, dict[str, Any]] = {}
-    for call in (call for part in parts for call in part.calls):
+    for call in told:
         if call.name is not None:
             calls[call.index] = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
         calls[call.index]["function"]["arguments"] += call.arguments

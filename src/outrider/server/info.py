@@ -103,6 +103,7 @@ def _model(ready: Ready, name: str) -> dict[str, Any]:
             "methods": ["auto", *ready.methods],
             "num_speculative_tokens": ready.max_drafts,
         },
+        "reasoning": ready.reasoning,
         "tools": ready.tokenizer.supports_tools,
         "chat": ready.tokenizer.chat_template is not None,
     }

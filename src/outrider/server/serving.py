@@ -18,6 +18,7 @@ from outrider.models.tokenizer import Tokenizer
 from outrider.server.answer import Options
 from outrider.server.errors import ApiError, bad_request
 from outrider.server.metrics import Metrics
+from outrider.server.reasoning import is_read
 from outrider.server.schemas import GenerationRequest
 from outrider.server.settings import ServerSettings
 
@@ -52,6 +53,11 @@ class Ready:
     def max_drafts(self) -> int:
         """The most tokens that are drafted per step; requests may lower it."""
         return 0 if self.engine.engine.drafter is None else self.speculative.num_speculative_tokens
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether thoughts are told from the answers of chats."""
+        return is_read(self.settings.reasoning_parser, self.tokenizer.chat_template)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises a 404 for a model that is not served here."""

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from outrider._validation import Strict
 from outrider.engine.async_engine import DEFAULT_MAX_WAITING
+from outrider.server.reasoning import ReasoningStyle
 
 
 class ServerSettings(Strict):
@@ -21,6 +22,7 @@ class ServerSettings(Strict):
     body_timeout_s      a body that takes longer to arrive is refused, seconds
     grace_s             on SIGTERM running requests have so many seconds to end
     ping_s              a stream that has nothing to say for so many seconds sends a comment
+    reasoning_parser    whether thoughts are told from the answers of chats
     chat_template       text of a Jinja template that replaces the model's own
     """
 
@@ -34,4 +36,5 @@ class ServerSettings(Strict):
     body_timeout_s: Annotated[float, Field(gt=0.0)] = 60.0
     grace_s: Annotated[float, Field(ge=0.0)] = 30.0
     ping_s: Annotated[float, Field(gt=0.0)] = 15.0
+    reasoning_parser: ReasoningStyle = "auto"
     chat_template: str | None = None

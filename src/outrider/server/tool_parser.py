@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from outrider.server.json_object import ObjectReader
+from outrider.server.marks import overlap
 
 ToolStyle = Literal["hermes", "json"]
 
@@ -177,7 +178,7 @@ class ToolParser:
                 return False
         place = self._held.find(OPEN)
         if place < 0:
-            keep = _overlap(self._held, OPEN)
+            keep = overlap(self._held, OPEN)
             certain = self._held[: len(self._held) - keep]
             delta.content += certain
             self._may_begin = self._may_begin and not certain
@@ -204,11 +205,3 @@ class ToolParser:
     def _begin(self, opened: str) -> None:
         self._opened = opened
         self._call = _Call(self._names)
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of ``text`` that is a proper beginning of ``marker``."""
-    for length in range(min(len(text), len(marker) - 1), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
-    return 0
