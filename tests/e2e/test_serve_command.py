@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -41,8 +41,15 @@ def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             started.stderr.close()
 
 
+def wait_until_ready(client: httpx.Client, url: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while client.get(f"{url}/health").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @pytest.mark.model
-def test_a_killed_server_starts_again_and_sigterm_lets_streams_end(smollm2_path: Path) -> None:
+def test_a_server_killed_while_loading_or_at_work_starts_again_and_sigterm_lets_streams_end(smollm2_path: Path) -> None:
     headers = {"Authorization": "Bearer sesame"}
     body = {"prompt": "Once", "max_tokens": 150, "ignore_eos": True, "stream": True, "temperature": 0}
     words = [str(smollm2_path), "--log-format", "json", "--max-num-seqs", "4", "--max-model-len", "512"]
@@ -52,11 +59,19 @@ def test_a_killed_server_starts_again_and_sigterm_lets_streams_end(smollm2_path:
             killed.kill()  # in the middle of loading
             client.get(f"{url}/v1/models")
         killed.wait(WAIT_S)
+    with process(*words, "--port", port) as (killed, url), httpx.Client(headers=headers, timeout=WAIT_S) as client:
+        wait_until_ready(client, url)
+        streams = [client.stream("POST", f"{url}/v1/completions", json=body) for _ in range(6)]
+        with ExitStack() as stack:
+            lines_of_each = [stack.enter_context(stream).iter_lines() for stream in streams]
+            next(lines_of_each[0])
+            killed.kill()  # four streams run and two wait
+            for lines in lines_of_each:
+                with pytest.raises(httpx.HTTPError):
+                    list(lines)
+        killed.wait(WAIT_S)
     with process(*words, "--port", port) as (server, url), httpx.Client(headers=headers, timeout=WAIT_S) as client:
-        deadline = time.monotonic() + WAIT_S
-        while client.get(f"{url}/health").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until_ready(client, url)
         with client.stream("POST", f"{url}/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
@@ -83,6 +98,7 @@ def test_a_killed_server_starts_again_and_sigterm_lets_streams_end(smollm2_path:
     [
         (["no-such-model"], "no model 'no-such-model'"),
         (["x", "--log-format", "xml"], "--log-format 'xml' must be text or json"),
+        (["x", "--reasoning-parser", "deepseek"], "--reasoning-parser 'deepseek' must be auto, think or off"),
         (["x", "--kv-cache-memory", "lots"], "--kv-cache-memory 'lots' must be a number of bytes"),
         (["x", "--chat-template", "no/such/file"], "cannot read --chat-template"),
         (["x", "--max-waiting", "-1"], "max_waiting=-1"),

@@ -48,6 +48,16 @@ def canned_tokens(*, speculation: bool, count: int = 48) -> list[list[dict[str, 
     return [step for step in steps if step]
 
 
+def thinking_tokens() -> list[list[dict[str, Any]]]:
+    """Two steps of thoughts, whose end mark is split, before the canned ones; those keep their numbers."""
+    texts = [["<think>", "\n", "Let"], [" me", " see", "\n</", "think>", "\n\n"]]
+    probs = {"target_prob": 0.5, "draft_prob": None, "acceptance_prob": None, "rejected": None}
+    return [
+        [{"token_id": 50, "text": text, "source": "target", "step": 0, "position": 0, **probs} for text in step]
+        for step in texts
+    ]
+
+
 def told_of(steps: list[list[dict[str, Any]]], *, speculation: bool) -> dict[str, Any]:
     """What ``detailed_metrics`` says of these steps: one draft more than was accepted where a token was recovered."""
     accepted = [sum(token["source"] == "accepted" for token in step) for step in steps]
@@ -74,6 +84,7 @@ class FakeServer:
     cut_after: int | None = None
     fail_after: int | None = None
     differs_at: int | None = None
+    thinks: bool = False
     pause: float = 0.004
     requests: list[dict[str, Any]] = field(default_factory=list)
     open_streams: int = 0
@@ -115,6 +126,8 @@ class FakeServer:
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[str]:
         speculation = body.get("speculative_config") != "off"
         steps = canned_tokens(speculation=speculation, count=min(48, body.get("max_tokens") or 48))
+        if self.thinks:
+            steps = thinking_tokens() + steps
         told = self.speculation if speculation else "inactive: num_speculative_tokens=0 in this request"
         self.open_streams += 1
         try:
@@ -130,7 +143,8 @@ class FakeServer:
                             detail["token_id"] += 1
                 text = "".join(detail["text"] for detail in details)
                 choice: dict[str, Any] = {"index": 0, "token_details": details, "finish_reason": None}
-                choice |= {"delta": {"content": text}} if "messages" in body else {"text": text}
+                part = "reasoning_content" if self.thinks and number < 2 else "content"
+                choice |= {"delta": {part: text}} if "messages" in body else {"text": text}
                 if number == len(steps) - 1:
                     choice["finish_reason"] = "length"
                 last: dict[str, Any] = {}

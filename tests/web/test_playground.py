@@ -188,6 +188,23 @@ def test_a_stopped_or_older_answer_tells_no_more_than_it_can(page: Page, fake: F
     assert page.inner_text(".scrubber-note").endswith(": 3 accepted, then bonus")
 
 
+def test_thoughts_are_folded_away_and_not_said_again(page: Page, fake: FakeServer) -> None:
+    fake.thinks = True
+    ask(opened(page, fake))
+    folded = page.locator("details.thinking")
+    assert folded.locator("summary").inner_text() == "Thoughts 8 tokens"
+    assert not folded.locator(".tokens").is_visible()
+    said = page.locator(".tokens").last.locator(".token")
+    assert said.evaluate_all("all => all.map(one => one.textContent).join('')") == TEXT
+    folded.locator("summary").click()
+    assert folded.locator(".tokens").inner_text().startswith("<think>\nLet me see")
+    ask(page, "And then?")
+    assert fake.requests[1]["messages"][1] == {"role": "assistant", "content": TEXT}
+    race(page)
+    assert page.inner_text(".verdict") == "✓ Identical: all 56 tokens"
+    assert page.locator(".lane details.thinking").count() == 2
+
+
 def test_figures_are_those_of_the_run(page: Page, fake: FakeServer) -> None:
     ask(opened(page, fake))
     figures = dict(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from starlette.routing import Route
 
 from outrider.engine.setup import ReadyEngine
 from outrider.errors import ConfigError, ModelNotFoundError
@@ -87,13 +89,29 @@ def test_every_guarded_path_needs_the_key_and_health_does_not() -> None:
         assert server.client.get("/health").status_code == 200
 
 
+def test_every_route_of_the_app_is_guarded_but_for_three() -> None:
+    with toy_server(ServerSettings(api_key="sesame")) as server:
+        found = [(route.path, route.methods or ()) for route in server.app.routes if isinstance(route, Route)]
+        found += [(path, operations) for path, operations in server.app.openapi()["paths"].items()]
+        routes = {(method.upper(), re.sub(r"\{[^}]*\}", "x", path)) for path, methods in found for method in methods}
+        assert len({path for _, path in routes}) == 12
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            codes = {
+                (method, path): server.client.request(method, path, headers=headers).status_code
+                for method, path in routes
+            }
+            opened = {path for (_, path), code in codes.items() if code != 401}
+            assert opened == {"/", "/health", "/assets/x"}
+
+
 def test_no_key_and_no_prompt_is_ever_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG"), toy_server(ServerSettings(api_key="sesame")) as server:
         headers = {"Authorization": "Bearer sesame"}
         body = {"prompt": "zebra", "max_tokens": 2, "secret_field": "zebra"}
         assert server.client.post("/v1/completions?zebra=zebra", json=body, headers=headers).status_code == 200
         server.client.post("/v1/completions", json=body, headers={"Authorization": "Bearer zebra"})
-    ours = [record.getMessage() for record in caplog.records if record.name.startswith("outrider")]
+    # httpx is the client of this test.
+    ours = [record.getMessage() for record in caplog.records if not record.name.startswith("http")]
     assert any("POST /v1/completions 200" in line for line in ours)
     assert any("POST /v1/completions 401" in line for line in ours)
     assert not any("sesame" in line or "zebra" in line for line in ours)
