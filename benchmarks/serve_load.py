@@ -1,7 +1,7 @@
 """Many streams at once against a server in a process of its own, some of whose clients leave half-way.
 
 Reports failed requests, whether all blocks came back, the server's memory before and after, and time to first token and
-per output token, with speculation off and on. ``python benchmarks/serve_load.py --json results/serve_load.json``
+per output token, with speculation off and on, for two minutes each: ``python benchmarks/serve_load.py --json FILE``
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ PROMPTS = (
     "The quick brown fox jumps over the lazy dog. The quick brown fox",
 )
 START_S = 120.0
+MOST_GROWTH = 1.05
+"""Memory after the load over that before, above which it is not flat."""
 
 
 @dataclass
@@ -208,7 +210,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, print, and say with the exit code whether nothing failed and nothing was left."""
+    """Measure, print, and say with the exit code whether nothing failed, nothing was left and memory is flat."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--streams", type=int, default=200)
@@ -224,8 +226,13 @@ def main() -> int:
         results.append(result)
     if arguments.json:
         write_json({"results": results, **environment(vars(arguments))}, arguments.json)
-    sound = all(not each["failed"] and not each["running_afterwards"] for each in results)
-    return 0 if sound and all(each["kv_usage_afterwards"] == 0.0 for each in results) else 1
+    return 0 if all(_sound(result) for result in results) else 1
+
+
+def _sound(result: dict[str, Any]) -> bool:
+    """Nothing failed, nothing is left, and memory is flat."""
+    left = result["running_afterwards"] or result["kv_usage_afterwards"]
+    return not result["failed"] and not left and result["rss_after_mib"] < MOST_GROWTH * result["rss_before_mib"]
 
 
 if __name__ == "__main__":

@@ -123,7 +123,8 @@ def test_the_lines_to_paste_are_whole() -> None:
     body = re.search(r"-d '(.*)'", lines)
     assert body is not None
     assert json.loads(body[1])["model"] == "some/model"
-    python = "\n".join(line.strip() for line in lines.splitlines()[4:])
+    curl, python = lines.split("\n\n")[1:3]
+    assert curl.startswith("curl ")  # as it is, without an indent that a prompt would choke on
     compile(python, "welcome", "exec")
     assert "http://[::1]:9/" in welcome("m", "::", 9, keyed=False)
     assert "Authorization" not in welcome("m", "::", 9, keyed=False)

@@ -108,11 +108,14 @@ def welcome(model: str, host: str, port: int, *, keyed: bool) -> str:
     return f"""\
 Playground: {url}/
 
-  curl {url}/v1/chat/completions{header} -H "Content-Type: application/json" -d '{body}'
+curl {url}/v1/chat/completions{header} -H "Content-Type: application/json" -d '{body}'
 
-  {imports}
-  client = OpenAI(base_url="{url}/v1", api_key={key})
-  print(client.chat.completions.create(model={json.dumps(model)}, messages=[{{"role": "user", "content": "Hello!"}}]))
+{imports}
+client = OpenAI(base_url="{url}/v1", api_key={key})
+answer = client.chat.completions.create(model={json.dumps(model)}, messages=[{{"role": "user", "content": "Hello!"}}])
+print(answer.choices[0].message.content)
+
+Requests get a 503 until the model is loaded, which the log tells with "ready".
 """
 
 

@@ -165,7 +165,8 @@ def thinking_server(
         place = max(0, len(context) - end - len(tokenizer.encode(opening)))
         probs = np.full(len(pieces), 1e-6)
         probs[said[min(place, len(said) - 1)]] = 1.0
-        return probs / probs.sum()
+        found: NDArray[np.float64] = probs / probs.sum()
+        return found
 
     def build(_: EngineConfig) -> ReadyEngine:
         engine = Engine(
