@@ -10,14 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from outrider.cli.main import main
 from outrider.cli.serve import welcome
+from outrider.server.settings import ServerSettings
 
 WAIT_S = 90.0
 
@@ -114,6 +116,29 @@ def test_mistakes_are_told_in_one_line(
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert expected in line
+
+
+def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: dict[str, Any] = {}
+    monkeypatch.setattr("outrider.server.run.run", lambda config, settings, listener: got.update(settings=settings))
+    monkeypatch.setattr("outrider.server.logs.configure_logging", lambda *_: None)
+    monkeypatch.setattr("outrider.cli._options.fetch", lambda model, speculative, **more: got.update(more))
+    monkeypatch.setenv("OUTRIDER_API_KEY", "sesame")
+    words = "x --port 0 --served-model-name a --max-waiting 7 --max-num-seqs 3 --max-body-size 1KiB --grace-seconds 2"
+    more = "--cors-origin http://b --cors-origin http://c --reasoning-parser off"
+    monkeypatch.setattr(sys, "argv", ["outrider", "serve", *words.split(), *more.split()])
+    with suppress(SystemExit):
+        main()
+    assert got["max_num_seqs"] == 3
+    assert got["settings"] == ServerSettings(
+        served_model_names=("a",),
+        api_key="sesame",
+        cors_origins=("http://b", "http://c"),
+        max_waiting=7,
+        max_body_bytes=1024,
+        grace_s=2.0,
+        reasoning_parser="off",
+    )
 
 
 def test_the_lines_to_paste_are_whole() -> None:

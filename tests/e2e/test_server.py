@@ -65,7 +65,8 @@ def test_usage_and_token_ids_come_where_they_are_asked_for(server: RunningServer
     assert first["prompt_token_ids"] == server.ready.tokenizer.encode("one two three")
     assert first["logprobs"]["text_offset"] == [0]
     stats = streamed[-1]["metrics"]["speculative_decoding"]
-    assert len(stats["per_step_accepted"]) == len(streamed) - 1
+    for key in ("per_step_accepted", "per_step_drafted", "per_step_drafter", "per_step_why"):
+        assert len(stats[key]) == len(streamed) - 1, key
     plain = events(server.complete("one", stream=True, max_tokens=1))
     assert "usage" not in plain[0]
 

@@ -100,6 +100,8 @@ def test_hovering_shows_the_probabilities_and_the_rejected_token(page: Page, fak
     assert "81.2 %" in tip.inner_text()
     assert "90.0 %" in tip.inner_text()
     assert "90.2 %" in tip.inner_text()
+    page.locator(".tokens .token.target").first.hover()
+    assert "Draft" not in tip.inner_text()  # nobody drafted it
     page.locator(".tokens .token.recovered").first.hover()
     text = tip.inner_text()
     assert "␣cat" in text

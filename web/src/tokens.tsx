@@ -149,7 +149,7 @@ function Tip({ id, run, token, shown }: { id: string; run: Run; token: Token; sh
       </p>
       {pass && <p class="tip-pass">{describePass(pass)}</p>}
       <Bar name="Target" value={token.target_prob} />
-      {token.source !== "target" && token.source !== "bonus" && <Bar name="Draft" value={token.draft_prob} />}
+      {(token.source === "accepted" || token.draft_prob !== null) && <Bar name="Draft" value={token.draft_prob} />}
       {token.acceptance_prob !== null && <Bar name="Acceptance" value={token.acceptance_prob} />}
       {rejected && (
         <div class="tip-rejected">

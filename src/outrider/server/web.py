@@ -32,7 +32,7 @@ _UNBUILT = """\
 Outrider is running, but its playground is not built.
 
 To build it: install Node.js 20 or newer, run "make web" in Outrider's repository, and reload this page.
-The API does not need it: POST /v1/chat/completions, /v1/completions, GET /v1/models, /docs.
+The API does not need it: POST /v1/chat/completions, /v1/completions, GET /v1/models, /openapi.json.
 """
 
 
