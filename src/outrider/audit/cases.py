@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.audit.enumerate import enumerate_outcomes
+from outrider.audit.languages import Language, grammar_of
+from outrider.audit.traits import LATER_TRAITS, PARAMETER_TRAITS, TRAITS
 from outrider.audit.tree_parts import TreeBuild
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.sampling.request_law import RequestLaw
@@ -109,18 +111,27 @@ MatchVerifier = Callable[[Sequence[int], TargetToken], VerifyResult]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row of logits stands: after ``context``, which begins with ``PROMPT``, ``num_drafted`` of it drafted."""
+    """Where a row of logits stands: after ``context``, which begins with ``PROMPT``, ``num_drafted`` of it drafted.
+
+    ``language`` is that of the request's grammar, if it has one.
+    """
 
     context: Tokens
     num_drafted: int = 0
     end_token_ids: frozenset[int] = frozenset()
+    language: Language | None = None
 
 
 def law_at(logits: Weights, params: SamplingParams, place: Place) -> Weights:
     """The law [vocab] of the token at ``place``, as the engine makes it."""
-    request_law = RequestLaw(params, PROMPT, vocab_size=len(logits), end_token_ids=place.end_token_ids)
-    committed = len(place.context) - place.num_drafted
-    return request_law.probs(logits, place.context[:committed], place.context[committed:])
+    vocab_size, ends, language = len(logits), place.end_token_ids, place.language
+    grammar = None if language is None else grammar_of(language, vocab_size, ends)
+    request_law = RequestLaw(params, PROMPT, vocab_size=vocab_size, end_token_ids=ends, grammar=grammar)
+    split = len(place.context) - place.num_drafted
+    committed, drafted = place.context[:split], place.context[split:]
+    # Drafter and verifier share a request's grammar, so it has stood after other drafts before.
+    request_law.num_legal(committed, [*drafted[:-1], *range(min(vocab_size, 2))])
+    return request_law.probs(logits, committed, drafted)
 
 
 PlaceLaw = Callable[[Weights, SamplingParams, Place], Weights]
@@ -145,7 +156,8 @@ class Case:
     """One pair of models and one way of decoding; ``total_variation`` audits it.
 
     ``num_drafts`` is K, and the horizon is K + 1 tokens. ``repeat`` decodes to the horizon in real steps that share
-    one noise, as an engine does; otherwise one real step is followed by the target's plain law.
+    one noise, as an engine does; otherwise one real step is followed by the target's plain law. ``language`` is
+    that of a grammar, which the drafts keep to only if ``drafts_within_language``.
     """
 
     trait: str
@@ -160,6 +172,8 @@ class Case:
     stop_below: float = 0.0
     end_token_ids: frozenset[int] = frozenset()
     repeat: bool = False
+    language: Language | None = None
+    drafts_within_language: bool = True
     seed: int = 0
 
     @property
@@ -182,7 +196,7 @@ class Case:
         Strings are cut at an end token. The expected law comes from the oracle, from the logits on.
         """
         target, draft = self.models()
-        table = _remembered(lambda context: self.oracle_law(target, self.target_params, context))
+        table = _remembered(lambda context: self.oracle_law(target, context))
         emitted_law: dict[Tokens, float] = {}
         for emitted, probability in self._reached(build, target, draft).items():
             rest_law = oracle.plain_law(table, PROMPT + emitted, self._room(emitted), self.end_token_ids)
@@ -192,10 +206,12 @@ class Case:
         expected = oracle.plain_law(table, PROMPT, self.num_drafts + 1, self.end_token_ids)
         return oracle.total_variation(emitted_law, expected)
 
-    def oracle_law(self, model: TableModel, params: SamplingParams, context: Tokens) -> Weights:
-        """The law of the token after ``context`` by the oracle's formulas."""
-        output = context[len(PROMPT) :]
-        logits = oracle.edited_logits(model.logits(context), params, PROMPT, output, self.end_token_ids)
+    def oracle_law(self, target: TableModel, context: Tokens) -> Weights:
+        """The target's law of the token after ``context`` by the oracle's formulas."""
+        output, params, row = context[len(PROMPT) :], self.target_params, target.logits(context)
+        if self.language is not None:
+            row = self.language.masked(row, output, self.end_token_ids)
+        logits = oracle.edited_logits(row, params, PROMPT, output, self.end_token_ids)
         return oracle.processed_law(logits, params)
 
     def expected_accepted(self, build: Build) -> float:
@@ -208,13 +224,16 @@ class Case:
     def _stepper(self, build: Build, target: TableModel, draft: TableModel) -> Callable[[Tokens, int, Noise], Tokens]:
         """The decode step: from context, room and noise to what is emitted, one token more than is accepted."""
 
-        def law_of(model: TableModel, params: SamplingParams) -> Callable[[Tokens, int], Weights]:
+        def law_of(
+            model: TableModel, params: SamplingParams, language: Language | None = None
+        ) -> Callable[[Tokens, int], Weights]:
             return lambda context, num_drafted: build.law(
-                model.logits(context), params, Place(context, num_drafted, self.end_token_ids)
+                model.logits(context), params, Place(context, num_drafted, self.end_token_ids, language)
             )
 
-        target_law = _remembered(law_of(target, self.target_params))
-        draft_law = _remembered(law_of(draft, self.draft_params))
+        draft_language = self.language if self.drafts_within_language else None
+        target_law = _remembered(law_of(target, self.target_params, self.language))
+        draft_law = _remembered(law_of(draft, self.draft_params, draft_language))
         soft_draft_law = _remembered(law_of(draft, SamplingParams()))
 
         def step(context: Tokens, room: int, whole_noise: Noise) -> Tokens:
@@ -293,17 +312,6 @@ def _remembered(table: Callable[Asked, Weights]) -> Callable[Asked, Weights]:
     return remembered
 
 
-def _alike(params: SamplingParams) -> dict[str, Any]:
-    return {"target_params": params, "draft_params": params}
-
-
-def _dislike_repeats(token_ids: Tokens, row: Weights) -> Weights:
-    """A custom processor: the last two tokens are less welcome."""
-    for token_id in token_ids[-2:]:
-        row[token_id] -= 1.0
-    return row
-
-
 _WAYS: tuple[tuple[Verifier, Drafting], ...] = (
     ("standard", "sampled"),
     ("standard", "point mass"),
@@ -312,58 +320,7 @@ _WAYS: tuple[tuple[Verifier, Drafting], ...] = (
     ("match", "coupled"),
 )
 _SHAPES = ((3, 0), (3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2), (3, 3), (4, 3), (5, 3))
-_TRUNCATED = SamplingParams(temperature=0.7, top_k=3, top_p=0.85)
-_BIASED = SamplingParams(logit_bias={0: 1.5, 2: -1.0}, bad_token_ids=((1, 2), (0, 0)))
-_PENALISED = SamplingParams(repetition_penalty=1.6, frequency_penalty=0.9, presence_penalty=-0.7)
 _FEW_DRAFTS = ((3, 1), (4, 1), (3, 2), (4, 2), (3, 3))
-TRAITS: dict[str, dict[str, Any]] = {
-    "context-dependent laws": {},
-    "zeros in both laws": {"zeros": 0.35},
-    "draft = target": {"draft_is_target": True},
-    "temperature, top-k, top-p": {"target_params": _TRUNCATED, "draft_params": _TRUNCATED},
-    "top-k drafts, other temperature": {
-        "target_params": SamplingParams(temperature=1.4),
-        "draft_params": SamplingParams(temperature=0.8, top_k=2),
-    },
-    "adaptive K": {"stop_below": 0.35},
-    "end token inside the block": {"end_token_ids": frozenset({1})},
-    "greedy": {"target_params": SamplingParams(temperature=0.0)},
-    "several steps": {"repeat": True},
-    "all together": {
-        "target_params": SamplingParams(temperature=0.9, top_p=0.9),
-        "zeros": 0.2,
-        "stop_below": 0.3,
-        "end_token_ids": frozenset({2}),
-        "repeat": True,
-    },
-}
-PARAMETER_TRAITS: dict[str, dict[str, Any]] = {
-    "min-p": _alike(SamplingParams(temperature=1.2, min_p=0.25)),
-    "typical": _alike(SamplingParams(typical_p=0.7)),
-    "logit bias and bad sequences": _alike(_BIASED),
-    "allowed tokens": _alike(SamplingParams(allowed_token_ids=(0, 2))),
-    "penalties": _alike(_PENALISED),
-    "penalties, several steps": {**_alike(_PENALISED), "repeat": True},
-    "min_tokens": {**_alike(SamplingParams(min_tokens=2)), "end_token_ids": frozenset({1})},
-    "parameters together": {
-        **_alike(
-            SamplingParams(
-                temperature=0.8,
-                top_k=3,
-                min_p=0.05,
-                repetition_penalty=1.3,
-                presence_penalty=0.4,
-                logit_bias={1: 0.7},
-                min_tokens=1,
-            )
-        ),
-        "stop_below": 0.3,
-        "end_token_ids": frozenset({2}),
-        "repeat": True,
-    },
-    "custom processor": _alike(SamplingParams(logits_processors=(_dislike_repeats,))),
-}
-"""One parameter or one kind of them at a time, in the shapes of ``_FEW_DRAFTS`` only."""
 _REPEAT_WITHIN = 3**4
 """Strings to the horizon beyond which ``repeat`` would take too long; other shapes leave those traits out."""
 
@@ -371,7 +328,11 @@ _REPEAT_WITHIN = 3**4
 def all_cases() -> Iterator[Case]:
     """The grid: ways to draft and verify x (vocabulary, K) x traits; the models differ by the last two."""
     for verifier, drafting in _WAYS:
-        grid = [*product(_SHAPES, TRAITS.items()), *product(_FEW_DRAFTS, PARAMETER_TRAITS.items())]
+        grid = [
+            *product(_SHAPES, TRAITS.items()),
+            *product(_FEW_DRAFTS, PARAMETER_TRAITS.items()),
+            *product(_FEW_DRAFTS, LATER_TRAITS.items()),
+        ]
         for seed, ((vocab_size, num_drafts), (trait, settings)) in enumerate(grid):
             case = Case(trait, vocab_size, num_drafts, verifier, drafting, seed=seed, **settings)
             if not case.repeat or case.num_strings <= _REPEAT_WITHIN:

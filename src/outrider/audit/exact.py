@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.audit.cases import Build, Case, all_cases
+from outrider.audit.grammar_mutations import GRAMMAR_MUTATIONS
 from outrider.audit.mutations import MUTATIONS, Mutation
 from outrider.audit.properties import Property, check_properties
 from outrider.audit.tree_cases import tree_cases
@@ -19,7 +20,7 @@ CAUGHT_TV = 1e-3
 _MUTATION_STRINGS = 3**3
 """Cases with more strings to the horizon than this are left out for planted faults, which show in small ones."""
 
-ALL_MUTATIONS = (*MUTATIONS, *TREE_MUTATIONS)
+ALL_MUTATIONS = (*MUTATIONS, *TREE_MUTATIONS, *GRAMMAR_MUTATIONS)
 
 Progress = Callable[[str], None]
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import product
 
 from outrider.audit.cases import (
-    PARAMETER_TRAITS,
-    TRAITS,
     Build,
     Case,
     Drafting,
@@ -17,6 +15,7 @@ from outrider.audit.cases import (
     Tokens,
     Verifier,
 )
+from outrider.audit.traits import LATER_TRAITS, PARAMETER_TRAITS, TRAITS
 from outrider.audit.tree_parts import Topology
 from outrider.sampling.noise import Noise, Weights
 from outrider.verification.base import depths
@@ -77,7 +76,11 @@ _REPEAT_WITHIN = 3
 def tree_cases() -> Iterator[TreeCase]:
     """The models of two cases differ."""
     for verifier, drafting in _WAYS:
-        grid = [*product(_SHAPES, TRAITS.items()), *product(_FEW_SHAPES, PARAMETER_TRAITS.items())]
+        grid = [
+            *product(_SHAPES, TRAITS.items()),
+            *product(_FEW_SHAPES, PARAMETER_TRAITS.items()),
+            *product(_FEW_SHAPES, LATER_TRAITS.items()),
+        ]
         for seed, ((vocab_size, topology), (trait, settings)) in enumerate(grid, start=1000):
             depth = max(depths(topology))
             case = TreeCase(trait, vocab_size, depth, verifier, drafting, seed=seed, topology=topology, **settings)

@@ -16,7 +16,7 @@ from outrider.verification.tree import branches, verify_recursive, verify_tree_m
 # --- the drafter ------------------------------------------------------------------------------------------------
 
 
-def _kept(proposal: Proposal, nodes: list[int]) -> Proposal:
+def keep_nodes(proposal: Proposal, nodes: list[int]) -> Proposal:
     """``proposal`` with ``nodes`` alone, in that order; parents come before their children."""
     names = {-1: -1, **{node: name for name, node in enumerate(nodes)}}
     parents, probs = proposal.parents or (), proposal.probs
@@ -36,7 +36,7 @@ def _chance(proposal: Proposal, node: int) -> float:
 def _reranked(request: DraftRequest, topology: Topology, noise: Noise) -> Proposal:
     proposal = draft_tree(request, topology, noise)
     level = depths(proposal.parents or ())
-    return _kept(proposal, sorted(range(len(proposal)), key=lambda node: (level[node], -_chance(proposal, node))))
+    return keep_nodes(proposal, sorted(range(len(proposal)), key=lambda node: (level[node], -_chance(proposal, node))))
 
 
 def _best_child_kept(request: DraftRequest, topology: Topology, noise: Noise) -> Proposal:
@@ -46,7 +46,7 @@ def _best_child_kept(request: DraftRequest, topology: Topology, noise: Noise) ->
         siblings = [other for other, its_parent in enumerate(parents) if its_parent == parent]
         if (parent < 0 or parent in kept) and node == max(siblings, key=lambda other: _chance(proposal, other)):
             kept.append(node)
-    return _kept(proposal, kept)
+    return keep_nodes(proposal, kept)
 
 
 # --- traversal --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.audit.cases import Build, Case, all_cases
+from outrider.audit.cases import Build, Case, DraftRequest, all_cases, draft_tokens
 from outrider.audit.exact import (
     ALL_MUTATIONS,
     CAUGHT_TV,
@@ -19,6 +19,7 @@ from outrider.audit.exact import (
     audit_exact,
     mutation_tv,
 )
+from outrider.audit.grammar_mutations import GRAMMAR_MUTATIONS
 from outrider.audit.mutations import MUTATIONS, Mutation, faulty_standard
 from outrider.audit.properties import (
     bonus_token,
@@ -35,7 +36,7 @@ from outrider.sampling.noise import Noise, Purpose
 from outrider.verification.base import Proposal, TargetLaw, VerifyResult
 from outrider.verification.standard import residual, verify_standard
 
-NUM_TREE_CASES = 707
+NUM_CHAIN_CASES, NUM_TREE_CASES = 920, 896
 SMALL = [case for case in (*all_cases(), *tree_cases()) if case.num_strings <= 3**3]
 
 
@@ -80,13 +81,13 @@ def test_the_real_build_is_exact_everywhere(report: ExactReport) -> None:
         ("tree match", "point mass"),
         ("tree match", "coupled"),
     ]
-    assert len({result.case.name for result in report.cases}) == len(report.cases) == 695 + NUM_TREE_CASES
+    assert len({result.case.name for result in report.cases}) == len(report.cases) == NUM_CHAIN_CASES + NUM_TREE_CASES
     assert report.passed
 
 
 def test_every_planted_fault_is_caught(report: ExactReport) -> None:
     assert {result.mutation.name: result.tv for result in report.mutations if not result.caught} == {}
-    assert len(report.mutations) == len(ALL_MUTATIONS) == 31 + 15
+    assert len(report.mutations) == len(ALL_MUTATIONS) == 31 + 15 + 6
 
 
 def test_the_documentation_lists_the_faults_with_their_figures(report: ExactReport) -> None:
@@ -173,6 +174,40 @@ def test_report_fails_if_only_a_property_fails(monkeypatch: pytest.MonkeyPatch) 
 def test_report_fails_if_only_a_fault_is_missed() -> None:
     missed = MutationResult(MUTATIONS[0], CAUGHT_TV)
     assert not ExactReport((CaseResult(SMALL[0], 0.0),), (missed,), ()).passed
+
+
+def test_the_grid_holds_what_is_promised_of_every_verifier() -> None:
+    promised = {
+        *("temperature", "top-k", "top-p", "min-p", "typical", "penalties", "logit bias and bad sequences"),
+        *("min_tokens", "custom processor", "allowed tokens", "greedy", "several steps", "adaptive K"),
+        *("end token inside the block", "grammar", "grammar, drafts without it", "grammar, several steps"),
+        *("grammar, greedy", "grammar that begins inside the block", "grammar, adaptive K, parameters"),
+    }
+    ways: dict[tuple[str, str], set[str]] = {}
+    for case in (*all_cases(), *tree_cases()):
+        if case.num_drafts:
+            ways.setdefault((case.verifier, case.drafting), set()).add(case.trait)
+    assert len(ways) == 12
+    assert {way: promised - traits for way, traits in ways.items() if promised - traits} == {}
+
+
+@pytest.mark.parametrize("mutation", GRAMMAR_MUTATIONS, ids=lambda mutation: mutation.name)
+def test_the_cases_with_a_grammar_alone_catch_its_faults(mutation: Mutation) -> None:
+    assert mutation_tv(mutation, Build(), [case for case in SMALL if case.language is not None]) > CAUGHT_TV
+
+
+def test_drafts_leave_a_grammar_where_they_are_drawn_without_it() -> None:
+    """Else the case would not show what becomes of an illegal draft."""
+    case = next(case for case in SMALL if case.trait == "grammar, drafts without it" and case.num_drafts == 2)
+    drawn = set[tuple[int, ...]]()
+
+    def recording(request: DraftRequest, noise: Noise) -> Proposal:
+        proposal = draft_tokens(request, noise)
+        drawn.add(proposal.token_ids)
+        return proposal
+
+    assert case.total_variation(Build(draft=recording)) < MAX_TV
+    assert {(0, 0), (1, 2), (0, 1)} <= drawn
 
 
 TRAITS = [
