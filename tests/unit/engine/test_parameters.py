@@ -1,67 +1,29 @@
-"""Every sampling parameter with every drafter: what is emitted is what the target alone emits."""
+"""Every sampling parameter with every drafter: what is emitted is what the target alone emits.
+
+Both tables are complete: a drafter or a parameter that is not in them fails a test.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from outrider.config import KnownMethod
 from outrider.drafters.base import Drafter
-from outrider.drafters.composite import CompositeDrafter
-from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.drafters.ngram import NGramDrafter
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine.engine import Engine
 from outrider.errors import InvalidRequestError
-from outrider.models.toy import ToyModel, random_table
-from outrider.ops import native
 from outrider.outputs import RequestOutput
-from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.noise import Weights
 from outrider.sampling_params import SamplingParams
-from tests.unit.engine.helpers import ScriptedDrafter, greedy_continuation, run, toy_engine
+from tests.unit.engine.every_drafter import DRAFTERS, LAW, LETTERS, METHODS, PREDICTION, PROMPTS, VOCAB, draft_model
+from tests.unit.engine.helpers import ScriptedDrafter, run, toy_engine
+from tests.unit.sampling.toy_grammar import LetterGrammars
 
-VOCAB = 9
-LAW = random_table(VOCAB, seed=1, order=3, sharpness=2.0)
-OTHER = random_table(VOCAB, seed=2, order=2, sharpness=2.0)
-PROMPTS = [[1, 2], [3] * 7, [0, 1, 2, 0, 1, 2, 0]]
 ENDS = frozenset({8})
-
-
-def blend(context: tuple[int, ...]) -> NDArray[np.float64]:
-    return np.asarray(0.6 * LAW(context) + 0.4 * OTHER(context))
-
-
-def draft_model(**settings: Any) -> Drafter:
-    runner = ModelRunner(ToyModel(VOCAB, blend), num_blocks=64, block_size=4)
-    return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64, **settings)
-
-
-def trimmed(**settings: Any) -> Drafter:
-    kept = [0, 2, 3, 5]
-
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
-        return np.asarray(blend(context)[kept] / blend(context)[kept].sum())
-
-    runner = ModelRunner(ToyModel(len(kept), law), num_blocks=64, block_size=4)
-    return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64, token_ids=kept, **settings)
-
-
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "ngram": lambda: NGramDrafter(min_match=1, max_match=3),
-    "draft model": draft_model,
-    "trimmed draft model": trimmed,
-    "tree": lambda: draft_model(tree_width=2),
-    "trimmed coupled tree": lambda: trimmed(tree_width=3, coupled="all"),
-    "coupled draft model": lambda: draft_model(coupled="all"),
-    **({"suffix": SuffixDrafter} if native.available() else {}),
-    "composite": lambda: CompositeDrafter([NGramDrafter(min_match=1, max_match=3)], draft_model()),
-    "forbidden tokens": lambda: ScriptedDrafter(lambda request, k: [8, 1, 8, 0][:k]),
-    "the target's unedited choice": lambda: ScriptedDrafter(lambda r, k: greedy_continuation(LAW, r.token_ids, k)),
-}
 
 
 def push_apart(token_ids: tuple[int, ...], row: Weights) -> Weights:
@@ -87,14 +49,56 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"stop_token_ids": (5,)},
     "stop": {"stop": ("cd", "gg"), "min_tokens": 4},
     "logprobs": {"logprobs": 3, "prompt_logprobs": 2},
+    "temperature": {"temperature": 0.4, "seed": 5},
+    "max_tokens": {"max_tokens": 7},
+    "ignore_eos": {"ignore_eos": True},
+    "bad_words": {"bad_words": ("c", "ea")},
+    "structured_outputs": {"structured_outputs": {"regex": "([a-d][e-h]){2,9}"}},
+    "structured_outputs after a marker": {"structured_outputs": {"regex": "[a-f]{3,9}", "after": "h"}},
+    "logprobs_mode": {"logprobs": 2, "logprobs_mode": "processed", "top_p": 0.8},
+    "token_details": {"token_details": True},
+    "skip_special_tokens": {"skip_special_tokens": False},
+    "num_speculative_tokens": {"num_speculative_tokens": 2},
+    "speculative_method": {"speculative_method": "off"},
     "all": {"top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2, "logit_bias": {2: 1.0}, "min_tokens": 5},
 }
+
+
+HARMLESS = {
+    *("logprobs", "logprobs_mode", "token_details", "skip_special_tokens"),
+    *("num_speculative_tokens", "speculative_method"),
+}
+"""These do not change the tokens, with or without speculation."""
+GIVEN = {"seed": "how", "prediction": "each request has one"}
+"""Parameters that every request here has, besides what the table says."""
+ELSEWHERE = {"n": "tests/integration/test_llm.py: an engine's request has one answer"}
+
+
+def engine(drafter: Drafter | None, **settings: Any) -> Engine:
+    """Over the letters: with grammars, and words for ``bad_words``."""
+    return toy_engine(
+        LAW,
+        drafter,
+        vocab_size=VOCAB,
+        end_token_ids=ENDS,
+        grammars=LetterGrammars(VOCAB),
+        encode=lambda text: [LETTERS.index(letter) for letter in text.strip()],
+        **settings,
+    )
+
+
+def test_the_tables_are_complete() -> None:
+    named = {key for settings in PARAMETERS.values() for key in settings} | {*GIVEN, *ELSEWHERE}
+    assert named == set(SamplingParams.model_fields)
+    assert set(METHODS) == {*get_args(KnownMethod), "plug-in"} - {"off"}
 
 
 def summary(outputs: list[RequestOutput]) -> list[Any]:
     return [
         (
             out.error,
+            out.prompt_logprobs,
+            out.outputs[0].logprobs,
             out.outputs[0].token_ids,
             out.outputs[0].text,
             out.outputs[0].finish_reason,
@@ -107,30 +111,42 @@ def summary(outputs: list[RequestOutput]) -> list[Any]:
 @pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 3}], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("parameter", PARAMETERS)
 def test_every_drafter_gives_the_plain_answer(parameter: str, how: dict[str, Any]) -> None:
-    params = SamplingParams(max_tokens=20, **how, **PARAMETERS[parameter])
-    plain = summary(run(toy_engine(LAW, None, vocab_size=VOCAB, end_token_ids=ENDS), PROMPTS, params))
+    params = SamplingParams(**{"max_tokens": 16, "prediction": PREDICTION, **how, **PARAMETERS[parameter]})
+    plain = summary(run(engine(None), PROMPTS, params))
     assert all(error is None for error, *_ in plain)
     for name, make in DRAFTERS.items():
-        drafted = run(toy_engine(LAW, make(), vocab_size=VOCAB, k=4, end_token_ids=ENDS), PROMPTS, params)
+        drafted = run(engine(make(), k=4), PROMPTS, params)
         assert summary(drafted) == plain, name
-        assert not any("inactive" in output.metrics.speculation for output in drafted), name
+        if params.speculates:
+            assert not any("inactive" in output.metrics.speculation for output in drafted), name
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_of_the_table_drafts(name: str) -> None:
+    params = SamplingParams(seed=3, max_tokens=16, prediction=PREDICTION, ignore_eos=True)
+    outputs = run(engine(DRAFTERS[name](), k=4), PROMPTS, params)
+    stats = [output.metrics.speculative_decoding for output in outputs]
+    assert sum(each.num_draft_tokens for each in stats) > sum(each.num_accepted_draft_tokens for each in stats) > 0
 
 
 @pytest.mark.parametrize(
-    "parameter", sorted(set(PARAMETERS) - {"none", "logprobs", "stop_token_ids", "stop", "min_tokens"})
+    "parameter", sorted(set(PARAMETERS) - {"none", *HARMLESS, "stop_token_ids", "stop", "min_tokens", "ignore_eos"})
 )
 def test_each_parameter_makes_a_difference(parameter: str) -> None:
     def answers(settings: dict[str, Any]) -> list[Any]:
-        params = SamplingParams(max_tokens=20, seed=3, ignore_eos=True, **settings)
-        return summary(run(toy_engine(LAW, None, vocab_size=VOCAB, end_token_ids=ENDS), PROMPTS, params))
+        ignore = "structured_outputs" not in settings
+        params = SamplingParams(**{"max_tokens": 20, "seed": 3, "ignore_eos": ignore, **settings})
+        return [output.outputs[0].token_ids for output in run(engine(None), PROMPTS, params)]
 
     assert answers(PARAMETERS[parameter]) != answers({})
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_parameter_runs_unseeded(name: str) -> None:
-    every = [SamplingParams(max_tokens=12, **settings) for settings in PARAMETERS.values()]
-    outputs = run(toy_engine(LAW, DRAFTERS[name](), vocab_size=VOCAB, end_token_ids=ENDS), [[1, 2]] * len(every), every)
+    every = [
+        SamplingParams(**{"max_tokens": 12, "prediction": PREDICTION, **settings}) for settings in PARAMETERS.values()
+    ]
+    outputs = run(engine(DRAFTERS[name]()), [[1, 2]] * len(every), every)
     assert [output.error for output in outputs] == [None] * len(every)
     allowed = outputs[list(PARAMETERS).index("allowed_token_ids")].outputs[0].token_ids
     assert set(allowed) <= {1, 4, 6, 7}
