@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,11 +17,15 @@ from outrider.sampling.noise import Weights
 
 
 def first_choice(logits: Tensor) -> int:
-    """The most probable entry of ``logits`` [1, draft vocab]. Raises ``ValueError`` if one is NaN."""
+    """The most probable entry of ``logits`` [1, draft vocab]. Raises ``ValueError`` if one is NaN or infinite."""
     largest, entry = max_and_argmax(logits)
-    if bool(largest.isnan()):
-        raise ValueError("the draft model's logits are not finite")
+    _check_finite(largest)
     return int(entry)
+
+
+def _check_finite(largest: Tensor) -> None:
+    if not float(largest) < math.inf:  # NaN is not, either
+        raise ValueError("the draft model's logits are not finite (NaN or infinity); the model is broken")
 
 
 class DraftRows:
@@ -65,7 +70,7 @@ class DraftRows:
         """The most probable token after ``drafted``, from ``row`` [draft vocab]; None if the draft knows none there."""
         known = self._known(row)
         if not entry.law.edits:
-            return int(self._token_ids[int(max_and_argmax(known[None])[1])])
+            return int(self._token_ids[first_choice(known[None])])
         edited = self._edited(entry, known, drafted)
         return None if np.isneginf(edited).all() else greedy_token(edited)
 
@@ -75,7 +80,9 @@ class DraftRows:
         if entry.law.edits:
             known, token_ids = torch.from_numpy(self._edited(entry, known, drafted)), np.arange(self._vocab_size)
         values, places = torch.topk(known, min(count, len(known)))
-        logprobs = (values - known.logsumexp(0)).tolist()
+        total = known.logsumexp(0)
+        _check_finite(total)
+        logprobs = (values - total).tolist()
         pairs = zip(token_ids[places.cpu().numpy()].tolist(), logprobs, strict=True)
         return [(token_id, logprob) for token_id, logprob in pairs if np.isfinite(logprob)]
 
