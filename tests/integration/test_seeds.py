@@ -139,7 +139,7 @@ def test_neighbours_that_abort(
 
 def test_preemption(target: NativeDecoder, opened: OpenModel, drafter: Drafter | None, expected: list[int]) -> None:
     """The youngest gives way when the blocks are out, and begins anew."""
-    bench = Bench(target, opened, drafter, num_blocks=12, block_size=4)
+    bench = Bench(target, opened, drafter, num_blocks=9, block_size=4)
     older = [bench.add(PROMPTS[0], SEEDED.model_copy(update={"seed": seed})) for seed in (1, 2)]
     watched = bench.add(PROMPT, SEEDED)
     bench.drain()
