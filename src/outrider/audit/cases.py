@@ -208,7 +208,8 @@ class Case:
 
     def oracle_law(self, target: TableModel, context: Tokens) -> Weights:
         """The target's law of the token after ``context`` by the oracle's formulas."""
-        output, params, row = context[len(PROMPT) :], self.target_params, target.logits(context)
+        output, params = context[len(PROMPT) :], self.target_params
+        row: Weights = target.logits(context)
         if self.language is not None:
             row = self.language.masked(row, output, self.end_token_ids)
         logits = oracle.edited_logits(row, params, PROMPT, output, self.end_token_ids)
