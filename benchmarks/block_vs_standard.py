@@ -101,16 +101,16 @@ def models(arguments: argparse.Namespace) -> tuple[OpenModel, NativeDecoder, Nat
     """What was opened, the target, and the draft."""
     opened = open_model(arguments.model)
     weights = opened.packed_weights()
-    target = NativeDecoder(opened.config, weights, kv_dtype=torch.bfloat16)
+    target = NativeDecoder(opened.config, weights, kv_dtype=torch.float16)
     if arguments.draft_model is None:
         few = replace(opened.config, num_layers=arguments.layers)
-        return opened, target, NativeDecoder(few, weights, kv_dtype=torch.bfloat16)
+        return opened, target, NativeDecoder(few, weights, kv_dtype=torch.float16)
     other = open_model(arguments.draft_model)
     if opened.tokenizer.vocabulary_difference(other.tokenizer) is not None:
         raise SystemExit(f"draft model {other.name!r} has another vocabulary than {opened.name!r}; choose another")
     if other.config.vocab_size != opened.config.vocab_size:
         raise SystemExit(f"draft model {other.name!r} pads its vocabulary otherwise than {opened.name!r} does")
-    return opened, target, NativeDecoder(other.config, other.packed_weights(), kv_dtype=torch.bfloat16)
+    return opened, target, NativeDecoder(other.config, other.packed_weights(), kv_dtype=torch.float16)
 
 
 def main() -> None:

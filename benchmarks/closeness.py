@@ -92,7 +92,7 @@ def engines(opened: OpenModel, ids: list[int]) -> dict[str, Logits | None]:
     """Each engine's logits; None for one that is not there."""
     packed = opened.packed_weights()
     return {
-        "outrider": logits_of(NativeDecoder(opened.config, packed, kv_dtype=torch.bfloat16), ids),
+        "outrider": logits_of(NativeDecoder(opened.config, packed, kv_dtype=torch.float16), ids),
         "outrider, float32 KV": logits_of(NativeDecoder(opened.config, packed, kv_dtype=torch.float32), ids),
         "llama.cpp": llama_cpp_logits(opened.source.path, ids),
     }

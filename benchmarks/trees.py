@@ -76,7 +76,7 @@ def decoder(opened: OpenModel, quantization: str | None = None, layers: int | No
     """The model, or its first ``layers`` layers, on the native kernels."""
     weights = opened.packed_weights() if quantization is None else opened.packed_weights(quantization)
     config = opened.config if layers is None else replace(opened.config, num_layers=layers)
-    return NativeDecoder(config, weights, kv_dtype=torch.bfloat16)
+    return NativeDecoder(config, weights, kv_dtype=torch.float16)
 
 
 def arm(opened: OpenModel, target: NativeDecoder, draft: NativeDecoder | None, width: int, k: int, length: int) -> Arm:

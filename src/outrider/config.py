@@ -173,7 +173,7 @@ class EngineConfig(Strict):
 
     model                   alias, ``.gguf`` file, folder or hub id of the target model
     dtype                   type of weights and KV cache. ``auto``: on CPU a GGUF file keeps its own formats, other
-                            weights are bfloat16, and so is the KV cache; on CUDA bfloat16
+                            weights are bfloat16, and the KV cache is float16; on CUDA bfloat16
     quantization            ``int8`` or ``int4``: weights in groups of 32, rounded when loaded (CPU)
     backend                 ``native`` kernels or the torch ``reference``; ``auto`` takes native on a CPU
     device                  ``auto`` takes CUDA where there is one, else ``cpu``

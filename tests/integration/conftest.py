@@ -27,10 +27,10 @@ def weights(opened: OpenModel) -> PackedWeights:
 
 @pytest.fixture(scope="session")
 def target(opened: OpenModel, weights: PackedWeights) -> NativeDecoder:
-    return NativeDecoder(opened.config, weights, kv_dtype=torch.bfloat16)
+    return NativeDecoder(opened.config, weights, kv_dtype=torch.float16)
 
 
 @pytest.fixture(scope="session")
 def draft(opened: OpenModel, weights: PackedWeights) -> NativeDecoder:
     """The target's first layers: a draft of the same vocabulary that is often wrong."""
-    return NativeDecoder(replace(opened.config, num_layers=FEW_LAYERS), weights, kv_dtype=torch.bfloat16)
+    return NativeDecoder(replace(opened.config, num_layers=FEW_LAYERS), weights, kv_dtype=torch.float16)

@@ -9,12 +9,12 @@ namespace {
 
 template <class S>
 inline typename S::F load_kv(const AttentionTask& t, const void* base, int64_t element, int64_t n) {
-    if (t.bf16) {
+    if (t.half) {
         const uint16_t* p = static_cast<const uint16_t*>(base) + element;
-        if (n >= S::L) return S::load_bf16(p);
-        alignas(64) float tmp[S::L];
-        for (int i = 0; i < S::L; ++i) tmp[i] = i < n ? bf16_to_float(p[i]) : 0.0f;
-        return S::load(tmp);
+        if (n >= S::L) return S::load_half(p);
+        uint16_t tmp[S::L];
+        for (int i = 0; i < S::L; ++i) tmp[i] = i < n ? p[i] : uint16_t(0);
+        return S::load_half(tmp);
     }
     return load_n<S>(static_cast<const float*>(base) + element, n);
 }
@@ -28,7 +28,7 @@ inline int64_t element_of(const AttentionTask& t, int64_t position) {
 
 // Ask for the K (or V) of keys [begin, end) ahead of their use: heads lie apart, so the processor does not foresee them.
 inline void fetch(const AttentionTask& t, const void* base, int64_t begin, int64_t end) {
-    const int64_t width = t.bf16 ? 2 : 4;
+    const int64_t width = t.half ? 2 : 4;
     for (int64_t at = begin; at < end; ++at) {
         const uint8_t* p = static_cast<const uint8_t*>(base) + element_of(t, at) * width;
         for (int64_t line = 0; line < t.head_dim * width; line += 64) __builtin_prefetch(p + line);

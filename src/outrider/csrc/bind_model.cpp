@@ -83,12 +83,12 @@ PyCache make_cache(const std::vector<AnyArray>& keys, const std::vector<AnyArray
                 c.cache.block_size = int64_t(a.shape(1));
                 c.cache.kv_heads = int64_t(a.shape(2));
                 c.cache.head_dim = int64_t(a.shape(3));
-                c.cache.bf16 = is_bf16(a.dtype(), "a cache layer");
+                c.cache.half = is_half(a.dtype(), "a cache layer");
             }
             const AnyArray& first = c.arrays.empty() ? a : c.arrays.front();
             for (size_t i = 0; i < 4; ++i)
                 expect_size("shape of a cache layer", int64_t(a.shape(i)), int64_t(first.shape(i)));
-            if (is_bf16(a.dtype(), "a cache layer") != c.cache.bf16) fail("cache layers differ in type");
+            if (is_half(a.dtype(), "a cache layer") != c.cache.half) fail("cache layers differ in type");
             (side == &keys ? c.cache.keys : c.cache.values).push_back(a.data());
             c.arrays.push_back(a);
         }
@@ -105,7 +105,7 @@ void py_move(const PyCache& c, const std::vector<int64_t>& from, const std::vect
         for (int64_t slot : *side)
             if (slot < 0 || slot >= slots)
                 fail("slot " + std::to_string(slot) + " is not below " + std::to_string(slots));
-    const size_t bytes = size_t(cache.kv_heads * cache.head_dim) * (cache.bf16 ? 2 : 4);
+    const size_t bytes = size_t(cache.kv_heads * cache.head_dim) * (cache.half ? 2 : 4);
     for (const auto* side : {&cache.keys, &cache.values})
         for (void* layer : *side)
             for (size_t i = 0; i < from.size(); ++i) {

@@ -232,8 +232,8 @@ nb::ndarray<nb::numpy, float> py_attention(const Floats3& query, const ReadArray
     expect_size("head_dim of the cache", int64_t(keys.shape(3)), b.head_dim);
     if (b.kv_heads < 1 || b.heads % b.kv_heads != 0)
         fail(std::to_string(b.heads) + " query heads cannot be shared by " + std::to_string(b.kv_heads) + " KV heads");
-    b.bf16 = is_bf16(keys.dtype(), "keys");
-    if (is_bf16(values.dtype(), "values") != b.bf16) fail("keys and values differ in type");
+    b.half = is_half(keys.dtype(), "keys");
+    if (is_half(values.dtype(), "values") != b.half) fail("keys and values differ in type");
     b.query_start = query_start;
     b.seq_lens = seq_lens;
     expect_size("rows of block_tables", int64_t(block_tables.shape(0)), int64_t(seq_lens.size()));
@@ -274,6 +274,13 @@ bool is_bf16(nb::dlpack::dtype type, const char* what) {
     if (type.code == uint8_t(nb::dlpack::dtype_code::Bfloat) && type.bits == 16 && type.lanes == 1) return true;
     fail(std::string(what) + " must be float32, bfloat16 or uint16 (bfloat16 bits), not type code " +
          std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits");
+}
+
+bool is_half(nb::dlpack::dtype type, const char* what) {
+    if (type == nb::dtype<float>()) return false;
+    if (type.code == uint8_t(nb::dlpack::dtype_code::Float) && type.bits == 16 && type.lanes == 1) return true;
+    fail(std::string(what) + " must be float32 or float16, not type code " + std::to_string(type.code) + " of " +
+         std::to_string(type.bits) + " bits");
 }
 
 std::vector<float> padded(const Floats1& values) {

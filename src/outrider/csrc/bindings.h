@@ -40,6 +40,8 @@ nb::ndarray<nb::numpy, float> new_floats(float** data, Shape... shape) {
 
 // "float32", "bfloat16" or an error that names what was given. uint16 arrays count as bfloat16 bits.
 bool is_bf16(nb::dlpack::dtype type, const char* what);
+// The same of "float32" and "float16".
+bool is_half(nb::dlpack::dtype type, const char* what);
 std::vector<float> padded(const Floats1& values);
 void expect_size(const char* what, int64_t given, int64_t wanted);
 void set_tree(AttentionBatch& batch, int64_t rows, const std::optional<Ints2>& tree,

@@ -79,6 +79,20 @@ static inline float half_to_float(uint16_t h) {
     return v.f;
 }
 
+// Round to nearest, ties to even; beyond the range an infinity; a NaN stays a NaN.
+static inline uint16_t float_to_half(float f) {
+    union { uint32_t u; float f; } v;
+    v.f = f;
+    const uint16_t sign = uint16_t(v.u >> 16 & 0x8000u);
+    v.u &= 0x7fffffffu;
+    if (v.u >= 0x47800000u) return uint16_t(sign | (v.u > 0x7f800000u ? 0x7e00u : 0x7c00u));
+    if (v.u < 0x38800000u) {  // subnormal: 0.5 + x has x's rounded bits at its end
+        v.f += 0.5f;
+        return uint16_t(sign | (v.u - 0x3f000000u));
+    }
+    return uint16_t(sign | ((v.u + 0xfffu + (v.u >> 13 & 1u) - (112u << 23)) >> 13));
+}
+
 static inline float bf16_to_float(uint16_t b) {
     union { uint32_t u; float f; } v;
     v.u = uint32_t(b) << 16;

@@ -29,7 +29,7 @@ struct AttentionTask {
     int64_t ldq;
     const void* keys;    // [num_blocks, block_size, kv_heads, head_dim], already at the KV head
     const void* values;
-    bool bf16;           // else float32
+    bool half;           // float16, else float32
     int64_t block_size, kv_heads, head_dim;
     const int64_t* block_table;
     int rows, heads;          // rows of this task, query heads per KV head
@@ -65,7 +65,8 @@ struct Kernels {
     void (*act_mul)(Act act, const float* gate, const float* up, int64_t n, float* y);
     // Rotate one head in place: pairs (i, i + half).
     void (*rotate)(float* x, const float* cos, const float* sin, int64_t half);
-    void (*to_bf16)(const float* x, int64_t n, uint16_t* y);
+    // To float16, to nearest, at most 65504 in magnitude; a NaN or an infinity becomes a NaN.
+    void (*to_half)(const float* x, int64_t n, uint16_t* y);
     // Largest value and its lowest index; if any value is NaN, value is NaN and index is the first NaN's.
     void (*argmax)(const float* x, int64_t n, int64_t* index, float* value);
     // log(sum(exp(x))).

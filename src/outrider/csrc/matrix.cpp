@@ -19,22 +19,6 @@ namespace {
 constexpr const char* kNames[kNumFormats] = {"f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"};
 constexpr int kGgufTypes[kNumFormats] = {0, 30, 8, 2, 3, 6, 7, 12, 13, 14};
 
-uint16_t float_to_half(float f) {
-    uint32_t bits;
-    std::memcpy(&bits, &f, 4);
-    const uint16_t sign = uint16_t(bits >> 16 & 0x8000u);
-    bits &= 0x7fffffffu;
-    if (bits >= 0x47800000u) return uint16_t(sign | (bits > 0x7f800000u ? 0x7e00u : 0x7c00u));
-    if (bits < 0x38800000u) {  // subnormal: 0.5 + x has x's rounded bits at its end
-        float x;
-        std::memcpy(&x, &bits, 4);
-        x += 0.5f;
-        std::memcpy(&bits, &x, 4);
-        return uint16_t(sign | (bits - 0x3f000000u));
-    }
-    return uint16_t(sign | ((bits + 0xfffu + (bits >> 13 & 1u) - (112u << 23)) >> 13));
-}
-
 uint16_t read16(const uint8_t* p) {
     uint16_t v;
     std::memcpy(&v, p, 2);

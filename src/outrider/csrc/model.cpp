@@ -143,7 +143,7 @@ void Model::forward(Step& s, const Cache& cache) {
     a.heads = c.heads;
     a.kv_heads = c.kv_heads;
     a.head_dim = c.head_dim;
-    a.bf16 = cache.bf16;
+    a.half = cache.half;
     a.block_size = cache.block_size;
     check(s, cache);
     if (s.rows == 0) return;
@@ -215,9 +215,9 @@ void Model::forward(Step& s, const Cache& cache) {
                 }
                 k.scale(q, c.attention_scale, q_dim);
                 const int64_t at = s.slot_mapping[r] * kv_dim;
-                if (cache.bf16) {
-                    k.to_bf16(key, kv_dim, static_cast<uint16_t*>(cache.keys[i]) + at);
-                    k.to_bf16(value, kv_dim, static_cast<uint16_t*>(cache.values[i]) + at);
+                if (cache.half) {
+                    k.to_half(key, kv_dim, static_cast<uint16_t*>(cache.keys[i]) + at);
+                    k.to_half(value, kv_dim, static_cast<uint16_t*>(cache.values[i]) + at);
                 } else {
                     std::copy_n(key, kv_dim, static_cast<float*>(cache.keys[i]) + at);
                     std::copy_n(value, kv_dim, static_cast<float*>(cache.values[i]) + at);

@@ -36,7 +36,7 @@ struct Layer {
 struct Cache {
     std::vector<void*> keys, values;
     int64_t num_blocks = 0, block_size = 0, kv_heads = 0, head_dim = 0;
-    bool bf16 = false;
+    bool half = false;  // float16, else float32
 };
 
 struct Step {

@@ -191,12 +191,12 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
 
     const auto task_of = [&](const AttentionBatch::Chunk& c) {
         AttentionTask t;
-        const int64_t element = c.kv_head * b.head_dim * (b.bf16 ? 2 : 4);
+        const int64_t element = c.kv_head * b.head_dim * (b.half ? 2 : 4);
         t.query = query + c.row * ldq + c.kv_head * group * b.head_dim;
         t.ldq = ldq;
         t.keys = static_cast<const uint8_t*>(keys) + element;
         t.values = static_cast<const uint8_t*>(values) + element;
-        t.bf16 = b.bf16;
+        t.half = b.half;
         t.block_size = b.block_size;
         t.kv_heads = b.kv_heads;
         t.head_dim = b.head_dim;

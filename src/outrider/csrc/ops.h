@@ -82,7 +82,7 @@ struct AttentionBatch {
     std::vector<int64_t> tree_start;             // requests, or empty: no trees
     const int64_t* tree = nullptr;               // [rows, tree_depth]
     int64_t tree_depth = 0;
-    bool bf16 = false;
+    bool half = false;
     int64_t block_size = 0;
 
     // Fixed by plan():

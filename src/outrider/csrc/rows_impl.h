@@ -71,7 +71,51 @@ inline float exp1(float x) {
     return t[0];
 }
 
-// A group's scale is its largest magnitude over 127. A NaN or infinity makes the scale so, and the row's result NaN.
+// How a group is rounded: x = code * scale, code = round(x * by).
+struct Rounding {
+    float by, scale;
+};
+
+// The rounding that leaves the least squared error of the four that give the largest of 32 magnitudes the code 127, 126,
+// 125 or 124. For codes q the best scale is xq / qq and leaves xx - xq^2 / qq, sums of products over the group. Where a
+// NaN or an infinity is among the values the scale is NaN.
+template <class N>
+inline Rounding best_rounding(const float* x, float largest) {
+    using F = typename N::F;
+    constexpr float code[4] = {127.0f, 126.0f, 125.0f, 124.0f};
+    const F magic = N::set1(12582912.0f);
+    const float unit = 127.0f / largest;
+    F v[kGroup / 8], products[8];  // xq and qq of each
+    for (int i = 0; i < kGroup / 8; ++i) v[i] = N::mul(N::load(x + 8 * i), N::set1(unit));
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+        const F by = N::set1(code[k] / 127.0f);
+        F xq = N::zero(), qq = N::zero();
+        for (int i = 0; i < kGroup / 8; ++i) {
+            const F q = N::sub(N::fma(v[i], by, magic), magic);
+            xq = N::fma(v[i], q, xq);
+            qq = N::fma(q, q, qq);
+        }
+        products[k] = xq;
+        products[4 + k] = qq;
+    }
+    alignas(64) float lanes[8][8], sum[8];
+    N::transpose8(products, lanes[0], 8);
+    F total = N::load(lanes[0]);
+    for (int i = 1; i < 8; ++i) total = N::add(total, N::load(lanes[i]));
+    N::store(sum, total);
+    int best = 0;
+    float scale = sum[0] / sum[4], gain = sum[0] * scale;
+    for (int k = 1; k < 4; ++k) {
+        const float other = sum[k] / sum[4 + k], more = sum[k] * other;
+        best = more > gain ? k : best;
+        scale = more > gain ? other : scale;
+        gain = more > gain ? more : gain;
+    }
+    return {unit * (code[best] / 127.0f), scale / unit};
+}
+
+// Groups are rounded by best_rounding. A NaN or infinity makes the scale NaN, and the row's result.
 template <class S>
 void quantize(const float* x, int64_t n, int64_t g0, int64_t g1, Activation* out, int64_t stride) {
     union Bits { float f; uint32_t u; int32_t i; };
@@ -88,17 +132,19 @@ void quantize(const float* x, int64_t n, int64_t g0, int64_t g1, Activation* out
         for (int i = 0; i < kGroup; i += S::L) top = S::abs_bits_max(top, S::load(xg + i));
         alignas(64) Bits t[S::L];
         S::store(&t[0].f, top);
-        Bits largest = t[0];
-        for (int i = 1; i < S::L; ++i) largest = t[i].u > largest.u ? t[i] : largest;
+        Bits largest;
+        largest.u = 0;
+        for (int i = 0; i < S::L; ++i) largest.u = t[i].u > largest.u ? t[i].u : largest.u;
         const bool empty = largest.f < 1e-30f;
-        const typename S::F by = S::set1(empty ? 0.0f : 127.0f / largest.f), magic = S::set1(12582912.0f);
+        const Rounding rounding = empty ? Rounding{0.0f, 0.0f} : best_rounding<typename S::Narrow>(xg, largest.f);
+        const typename S::F by = S::set1(rounding.by), magic = S::set1(12582912.0f);
         alignas(64) Bits rounded[kGroup];
         for (int i = 0; i < kGroup; i += S::L) S::store(&rounded[i].f, S::add(S::mul(S::load(xg + i), by), magic));
         int32_t sum[2] = {0, 0};
         for (int i = 0; i < kGroup; ++i) a.code[i] = int8_t(rounded[i].u - 0x4b400000u);
         for (int i = 0; i < kGroup / 2; ++i) sum[0] += a.code[i];
         for (int i = kGroup / 2; i < kGroup; ++i) sum[1] += a.code[i];
-        a.scale = empty ? 0.0f : largest.f / 127.0f;
+        a.scale = rounding.scale;
         a.sum = sum[0] + sum[1];
         a.sum_scaled = a.scale * float(a.sum);
         a.half_sum[0] = int16_t(sum[0]);
@@ -158,8 +204,15 @@ void rotate(float* x, const float* cos, const float* sin, int64_t half) {
 }
 
 template <class S>
-void to_bf16(const float* x, int64_t n, uint16_t* y) {
-    for (int64_t i = 0; i < n; ++i) y[i] = float_to_bf16(x[i]);
+void to_half(const float* x, int64_t n, uint16_t* y) {
+    const typename S::F most = S::set1(65504.0f), least = S::set1(-65504.0f);
+    for (int64_t i = 0; i < n; i += S::L) {
+        const typename S::F v = load_n<S>(x + i, n - i);
+        const typename S::F clamped = S::fma(v, S::zero(), S::min(most, S::max(least, v)));
+        alignas(64) uint16_t tmp[S::L];
+        S::store_half(n - i >= S::L ? y + i : tmp, clamped);
+        for (int64_t j = i; n - i < S::L && j < n; ++j) y[j] = tmp[j - i];
+    }
 }
 
 template <class S>
@@ -211,7 +264,7 @@ constexpr void fill_rows(Kernels& k) {
     k.scale = scale<S>;
     k.act_mul = act_mul<S>;
     k.rotate = rotate<S>;
-    k.to_bf16 = to_bf16<S>;
+    k.to_half = to_half<S>;
     k.argmax = argmax<S>;
     k.log_sum_exp = log_sum_exp<S>;
 }

@@ -39,15 +39,14 @@ struct Avx2 {
         const I bits = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
         return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), bits));
     }
-    static F load_half(const uint8_t* p) {
+    static F load_half(const void* p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static void store_half(uint16_t* p, F v) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
     }
     static F load_u8(const uint8_t* p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-    }
-    static F load_bf16(const uint16_t* p) {
-        const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
     }
     // 8 pairs of bf16: the first of each pair, the second of each pair.
     static void load_bf16_pairs(const uint8_t* p, F& first, F& second) {

@@ -37,15 +37,14 @@ struct Avx512 {
         const I bits = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
         return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), bits));
     }
-    static F load_half(const uint8_t* p) {
+    static F load_half(const void* p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static void store_half(uint16_t* p, F v) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
     }
     static F load_u8(const uint8_t* p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-    }
-    static F load_bf16(const uint16_t* p) {
-        const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
     }
     static void load_bf16_pairs(const uint8_t* p, F& first, F& second) {
         const I v = bytes(p);

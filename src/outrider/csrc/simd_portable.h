@@ -40,19 +40,20 @@ struct Portable {
         const I bits = I(x) & int1(0x7fffffff);
         return select(I(a) > bits, a, F(bits));
     }
-    static F load_half(const uint8_t* p) {
-        F v;
-        for (int i = 0; i < L; ++i) v[i] = half_to_float(get<uint16_t>(p + 2 * i));
-        return v;
+    static F load_half(const void* p) {  // half_to_float of each lane
+        typedef uint16_t H __attribute__((vector_size(16)));
+        const U h = __builtin_convertvector(get<H>(p), U), body = (h & U(int1(0x7fff))) << 13;
+        const F number = F(body) * F(U(int1((254 - 15) << 23)));
+        const U special = body + U(int1((255 - 31) << 23)), sign = (h & U(int1(0x8000))) << 16;
+        return F(U(select(I(body) >= int1(0x7c00 << 13), F(special), number)) | sign);
+    }
+    static void store_half(uint16_t* p, F v) {
+        for (int i = 0; i < L; ++i) p[i] = float_to_half(v[i]);
     }
     static F load_u8(const uint8_t* p) {
         F v;
         for (int i = 0; i < L; ++i) v[i] = float(p[i]);
         return v;
-    }
-    static F load_bf16(const uint16_t* p) {
-        typedef uint16_t H __attribute__((vector_size(16)));
-        return F(__builtin_convertvector(get<H>(p), U) << 16);
     }
     static void load_bf16_pairs(const uint8_t* p, F& first, F& second) {
         const U v = get<U>(p);

@@ -59,7 +59,7 @@ def build_model(
         raise ConfigError(f"backend='native' runs on the CPU, not on device={config.device!r}; use backend='reference'")
     native.library()
     weights = opened.packed_weights(_packed_format(config.dtype, quantization), head_rows)
-    kv_dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
+    kv_dtype = torch.float32 if config.dtype == "float32" else torch.float16
     return NativeDecoder(opened.config, weights, kv_dtype=kv_dtype)
 
 

@@ -34,7 +34,7 @@ class NativeCache:
 
 
 class NativeDecoder:
-    """A ``CausalModel`` over packed weights; CPU only."""
+    """A ``CausalModel`` over packed weights; CPU only. ``kv_dtype`` is float16 or float32."""
 
     def __init__(self, config: ModelConfig, weights: PackedWeights, *, kv_dtype: torch.dtype) -> None:
         self.config = config

@@ -100,8 +100,8 @@ def test_output_is_the_same_bits_with_any_drafter_and_k(
     name: str, weight_format: str | None, opened: Callable[[str], OpenModel]
 ) -> None:
     model = opened(name)
-    target = NativeDecoder(model.config, model.packed_weights(weight_format), kv_dtype=torch.bfloat16)
-    draft = NativeDecoder(model.config, model.packed_weights("q4_1"), kv_dtype=torch.bfloat16)
+    target = NativeDecoder(model.config, model.packed_weights(weight_format), kv_dtype=torch.float16)
+    draft = NativeDecoder(model.config, model.packed_weights("q4_1"), kv_dtype=torch.float16)
 
     def draft_model(tree_width: int = 1) -> DraftModelDrafter:
         runner = ModelRunner(draft, num_blocks=64, block_size=4)
@@ -153,7 +153,7 @@ def tree_and_chains(
 @pytest.mark.parametrize("name", MODELS)
 def test_a_tree_row_has_the_bits_of_its_path(name: str, opened: Callable[[str], OpenModel]) -> None:
     model = opened(name)
-    native_model = NativeDecoder(model.config, model.packed_weights("q8_0"), kv_dtype=torch.bfloat16)
+    native_model = NativeDecoder(model.config, model.packed_weights("q8_0"), kv_dtype=torch.float16)
     reference = Decoder(model.config, model.dense_weights(torch.float32), torch.device("cpu"))
     library = native.library()
     usual = library.num_threads()
@@ -176,7 +176,7 @@ def test_a_tree_row_has_the_bits_of_its_path(name: str, opened: Callable[[str], 
 def test_the_accepted_path_goes_on_as_a_chain(path: list[int], opened: Callable[[str], OpenModel]) -> None:
     model = opened(next(iter(MODELS)))
     for decoder in (
-        NativeDecoder(model.config, model.packed_weights(), kv_dtype=torch.bfloat16),
+        NativeDecoder(model.config, model.packed_weights(), kv_dtype=torch.float16),
         Decoder(model.config, model.dense_weights(torch.float32), torch.device("cpu")),
     ):
         runner = ModelRunner(decoder, num_blocks=16, block_size=4)

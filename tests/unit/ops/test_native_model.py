@@ -199,7 +199,7 @@ def test_agrees_with_float64(name: str, variant: str) -> None:
 def test_quantized_stays_near_its_own_weights(fmt: str) -> None:
     """Not a bound, a check that nothing is grossly wrong in the quantized path: 8 bits stay within a few percent."""
     tokens = random_tokens(21)
-    logits = Runner(build(FAMILIES["qwen2"], fmt), 1, torch.bfloat16).step({0: tokens})[0]
+    logits = Runner(build(FAMILIES["qwen2"], fmt), 1, torch.float16).step({0: tokens})[0]
     exact = reference(FAMILIES["qwen2"], tokens)
     error = np.sqrt(((logits - exact) ** 2).mean() / (exact**2).mean())
     assert error < {"q8_0": 0.03, "q4_1": 0.2}[fmt]
@@ -209,7 +209,7 @@ def test_quantized_stays_near_its_own_weights(fmt: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_have_the_same_bits_in_any_grouping(name: str, fmt: str, variant: str) -> None:
     model = build(FAMILIES[name], fmt)
-    dtype = torch.float32 if fmt == "f32" else torch.bfloat16
+    dtype = torch.float32 if fmt == "f32" else torch.float16
     tokens = [random_tokens(37, seed) for seed in range(3)]
     native.set_num_threads(1)
     alone = []
@@ -279,3 +279,33 @@ def test_bad_input_is_named() -> None:
         made(packed | {"q": embed})
     with pytest.raises(ValueError, match="attn_norm of layer 0 has 16 values, expected 64"):
         made(packed | {"attn_norm": np.ones(16, np.float32)})
+
+
+@pytest.mark.parametrize("bias", [0.0, 1e-6, 7e4, -1e9, np.nan, np.inf])
+def test_a_half_cache_holds_float16_to_nearest_and_no_infinity(bias: float, variant: str) -> None:
+    """Against a float32 cache of the same pass; an infinity that the pass itself gave is reported as a NaN."""
+    outer, layers = random_weights(FAMILIES["qwen2"])
+    layers[0]["v_bias"] += np.float32(bias)
+    packed = [{k: native.pack_float(v, "f32") if k in MATRICES else v for k, v in layer.items()} for layer in layers]
+    model = native.Model(
+        native.pack_float(outer["embed"], "f32"),
+        None,
+        outer["final_norm"],
+        packed,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=DIM,
+        eps=EPS,
+        attention_scale=DIM**-0.5,
+    )
+    half, wide = Runner(model, 1, torch.float16), Runner(model, 1, torch.float32)
+    logits = half.step({0: random_tokens(5)})[0]
+    wide.step({0: random_tokens(5)})
+    kept, exact = half.arrays[1][0], wide.arrays[1][0]
+    if np.isfinite(bias):
+        assert torch.equal(kept, exact.clamp(-65504, 65504).half())
+        assert np.isfinite(logits).all()
+    else:
+        assert torch.equal(kept.isnan(), ~exact.isfinite())
+        assert np.isnan(logits).any()
+    assert torch.equal(half.arrays[0][0], wide.arrays[0][0].half())
