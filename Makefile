@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PAGE := src/outrider/server/web/dist/index.html
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test web test-web test-clients bench bench-models peers peers-openvino peers-vllm sanitize docs clean
+.PHONY: help setup demo check format test web test-web test-clients bench bench-models peers peers-openvino peers-vllm sanitize arm docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,17 @@ sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/outrider build/sanitized/ && cp build/sanitize/_native*.so build/sanitized/outrider/
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	  PYTHONPATH=. $(BIN)/python tests/run_sanitized.py build/sanitized
+
+CSRC := src/outrider/csrc
+BITS := tests/arm_bits.cpp $(addprefix $(CSRC)/,matrix.cpp model.cpp ops.cpp sampling.cpp suffix.cpp thread_pool.cpp variant_avx2.cpp variant_avx512.cpp variant_portable.cpp)
+BITS_FLAGS := -std=c++17 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi -Werror -pthread -I$(CSRC)
+
+arm: ## cross-compile the kernels for Arm, run them under QEMU, and compare their bits with this processor's
+	@if ! command -v aarch64-linux-gnu-g++ >/dev/null || ! command -v qemu-aarch64-static >/dev/null; then \
+	  echo "skipped: make arm needs g++-aarch64-linux-gnu and qemu-user-static" >&2; exit 0; fi; \
+	mkdir -p build/arm && g++ $(BITS_FLAGS) $(BITS) -o build/arm/here && aarch64-linux-gnu-g++ $(BITS_FLAGS) -static $(BITS) -o build/arm/arm && \
+	build/arm/here >build/arm/here.txt && qemu-aarch64-static build/arm/arm >build/arm/arm.txt && \
+	diff build/arm/here.txt build/arm/arm.txt && cat build/arm/arm.txt
 
 docs: $(STAMP) ## write docs/cli.md anew from the commands' own help
 	$(BIN)/python docs/make_cli.py
