@@ -10,8 +10,9 @@ import pytest
 
 from outrider.outputs import RequestOutput
 from outrider.sampling_params import SamplingParams
+from tests.unit.engine.every_drafter import DRAFTERS, LAW, PROMPTS, VOCAB
 from tests.unit.engine.helpers import drain, run, toy_engine
-from tests.unit.engine.test_parameters import DRAFTERS, ENDS, LAW, PROMPTS, VOCAB
+from tests.unit.engine.test_parameters import ENDS
 
 MODES = ["raw", "processed"]
 HOWS: dict[str, dict[str, Any]] = {

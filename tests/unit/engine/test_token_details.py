@@ -13,8 +13,9 @@ from outrider.outputs import CompletionOutput, RequestOutput, TokenDetail
 from outrider.sampling.law import law as law_of
 from outrider.sampling.request_law import RequestLaw
 from outrider.sampling_params import SamplingParams
+from tests.unit.engine.every_drafter import DRAFTERS, LAW, PROMPTS, VOCAB, blend, draft_model
 from tests.unit.engine.helpers import GREEDY, ScriptedDrafter, oracle, run, toy_engine
-from tests.unit.engine.test_parameters import DRAFTERS, ENDS, LAW, PROMPTS, VOCAB, blend, draft_model
+from tests.unit.engine.test_parameters import ENDS
 
 HOWS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

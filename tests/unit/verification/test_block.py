@@ -24,12 +24,14 @@ HALF = np.array([0.5, 0.5])
 def expected_accepted(case: Case) -> float:
     """The sum over i of the expected p_i, drafts following the draft's law: by formula, products instead of logs."""
     target, draft = case.models()
+    language = case.language if case.drafts_within_language else None
+    drafting = replace(case, target_params=case.draft_params, language=language)
 
     def beyond(drafts: tuple[int, ...], reach: float) -> float:
         if len(drafts) == case.num_drafts:
             return 0.0
-        target_probs = case.oracle_law(target, case.target_params, PROMPT + drafts)
-        draft_probs = case.oracle_law(draft, case.draft_params, PROMPT + drafts)
+        target_probs = case.oracle_law(target, PROMPT + drafts)
+        draft_probs = drafting.oracle_law(draft, PROMPT + drafts)
         total = 0.0
         for token_id in np.flatnonzero(draft_probs):
             next_reach = min(1.0, reach * float(target_probs[token_id] / draft_probs[token_id]))
