@@ -161,6 +161,7 @@ def main() -> int:
     if isinstance(never.drafter, CompositeDrafter):
         never.drafter.planner = never.controller
     cells, identical = [], True
+    report: dict[str, Any] = {}
     for workload in arguments.workloads.split(","):
         for concurrency in map(int, arguments.concurrency.split(",")):
             ratios: dict[str, list[float]] = {name: [] for name in arms}
@@ -196,6 +197,9 @@ def main() -> int:
                     "auto_estimated_and_realised_gain": gains,
                 }
             )
+            report = {"cells": cells, "identical": identical, **environment(vars(arguments))}
+            if arguments.json != "-":  # after each cell, since all of them may take an hour
+                Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
             idle, others = statistics.median(idle_steps), " ".join(f"{n} {v:.2f}" for n, v in fixed.items())
             print(
                 f"{workload:7s} x{concurrency:<3d} off {statistics.median(rates['off']):7.1f} tok/s | auto "
@@ -204,9 +208,6 @@ def main() -> int:
                 file=sys.stderr,
                 flush=True,
             )
-    report = {"cells": cells, "identical": identical, **environment(vars(arguments))}
-    if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(report))
     return 0 if identical else 1
 

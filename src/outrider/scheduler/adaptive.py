@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -42,6 +43,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024
 """Steps from one probe of a drafter that does not pay to the next; doubled each time."""
 _AMORTISE_TOKENS = 64
 """A model that has a request's text yet to compute is thought to draft for so many more tokens of it."""
+_CROWD = 4
+"""Requests from which on looking for drafts is worth saving."""
+_FRUITLESS = 8
 _DEPTHS = (1, 2, 3, 4, 5, 6, 8, 11, 15, 22, 31, 45, 63)
 
 
@@ -124,6 +128,9 @@ class AdaptiveSpeculation(SpeculationController):
         self.model = model
         self._cap = num_speculative_tokens
         self._estimates: dict[str, SurvivalEstimates] = {}
+        self._num_steps = 0
+        self._fruitless: dict[str, int] = {}
+        """For each request, how often in a row nothing was drafted though it was asked."""
         self._row_costs = {True: _RowCosts(), False: _RowCosts()}
         self._overhead = self._drafting_seconds = self._rows_seconds = 0.0
         self._step = _Step(Load(), 0, 0, 0.0)
@@ -140,7 +147,16 @@ class AdaptiveSpeculation(SpeculationController):
         return self._credit
 
     def num_draft_tokens(self, request: Request) -> int:
-        """The cap: how many of them are used is settled in ``plan``, when it is known what was retrieved."""
+        """The cap: how many of them are used is settled in ``plan``, when it is known what was retrieved.
+
+        In a crowd it takes its time to look for drafts and weigh them. So where that has been fruitless for a while,
+        it is done in every other step only, later in every fourth.
+        """
+        if self.model is None and self._step.num_decoding >= _CROWD:
+            fruitless = self._fruitless.get(request.request_id, 0)
+            pause = 1 + (fruitless >= _FRUITLESS) + 2 * (fruitless >= 4 * _FRUITLESS)
+            if self._num_steps % pause:
+                return 0
         return self._cap
 
     def begin_step(self, decoding: Sequence[Request], own: Load, prompts: Load) -> None:
@@ -148,6 +164,7 @@ class AdaptiveSpeculation(SpeculationController):
         beside = self._overhead + sum(self._row_costs[request.params.greedy].first for request in decoding)
         self._step = _Step(own + prompts, len(decoding), len(decoding) + prompts.requests, beside)
         self._planned = self._plain = None
+        self._num_steps += 1
         self._drafting_seconds = self._rows_seconds = 0.0
 
     def survival(self, request: Request, drafter: str, length: int, chances: Sequence[float] | None) -> Survival:
@@ -160,6 +177,7 @@ class AdaptiveSpeculation(SpeculationController):
             drafts = _one_modelled(drafts)
         plain = self.plain_seconds()
         if plain is None or not any(len(d.survival) or d.behind is not None for d in drafts):
+            self._count_fruitless(drafts, [0] * len(drafts))
             return [Choice(why=NOTHING_FOUND) for _ in drafts]
         modelled_rows = [0 if d.behind is None or self.model is None else self.model.max_tokens for d in drafts]
         most = sum(max(len(d.survival), rows) for d, rows in zip(drafts, modelled_rows, strict=True))
@@ -177,6 +195,7 @@ class AdaptiveSpeculation(SpeculationController):
             else:
                 best = self._probe(drafts, best, costs)
         self._drafting = any(best.counts)
+        self._count_fruitless(drafts, best.counts)
         self._planned = best
         return [
             Choice(count, by_model, expected, "" if count else self._why(draft))
@@ -228,8 +247,14 @@ class AdaptiveSpeculation(SpeculationController):
 
     def forget(self, request_id: str) -> None:
         """Drop what is known of one request; what it taught of the drafters stays."""
+        self._fruitless.pop(request_id, None)
         for estimates in self._estimates.values():
             estimates.forget(request_id)
+
+    def _count_fruitless(self, drafts: Sequence[Draftable], counts: Sequence[int]) -> None:
+        for draft, count in zip(drafts, counts, strict=True):
+            name = draft.request.request_id
+            self._fruitless[name] = 0 if count else self._fruitless.get(name, 0) + 1
 
     def _of(self, drafter: str) -> SurvivalEstimates:
         estimates = self._estimates.get(drafter)
@@ -251,8 +276,10 @@ class AdaptiveSpeculation(SpeculationController):
         if not any(lengths):
             return plan
         owner = np.repeat(np.arange(len(drafts)), lengths)
-        chances = np.concatenate([survival for survival in survivals if len(survival)])
-        speeds = np.concatenate([1.0 + np.cumsum(survival) for survival in survivals if len(survival)])
+        chances = np.fromiter(chain.from_iterable(survivals), float, len(owner))
+        sums = np.concatenate(([0.0], np.cumsum(chances)))
+        starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
+        speeds = 1.0 + sums[1:] - sums[starts]
         gains = np.log(speeds / (speeds - chances))
         after = np.array([self._row_costs[draft.request.params.greedy].further for draft in drafts])
         order = np.argsort(-gains, kind="stable")  # those of one request stay in the order of their draft
@@ -267,8 +294,11 @@ class AdaptiveSpeculation(SpeculationController):
         plan.by_model = [bool(model and count) for model, count in zip(by_model, plan.counts, strict=True)]
         return plan
 
-    def _with_model(self, drafts: Sequence[Draftable], costs: Times) -> _Plan | None:
-        """The best plan in which the model drafts for every request of which it promises more than was retrieved."""
+    def _with_model(self, drafts: Sequence[Draftable], costs: Times, *, hopeful: bool = False) -> _Plan | None:
+        """The best plan in which the model drafts for every request of which it promises more than was retrieved.
+
+        A ``hopeful`` one takes each of the model's tokens to be rejected half as often as is known.
+        """
         model = self.model
         if model is None:
             return None
@@ -276,7 +306,7 @@ class AdaptiveSpeculation(SpeculationController):
         deepest = max(longest, default=0)
         if not deepest:
             return None
-        survivals = [self._model_survival(d, n) for d, n in zip(drafts, longest, strict=True)]
+        survivals = [self._model_survival(d, n, hopeful=hopeful) for d, n in zip(drafts, longest, strict=True)]
         best = _none(drafts)
         for depth in [deepest] if model.tree else [*(each for each in _DEPTHS if each < deepest), deepest]:
             by_model = [
@@ -296,10 +326,13 @@ class AdaptiveSpeculation(SpeculationController):
         _, best.draft_seconds = self._drafting_times(_modelled(drafts, best))
         return best
 
-    def _model_survival(self, draft: Draftable, length: int) -> Survival:
+    def _model_survival(self, draft: Draftable, length: int, *, hopeful: bool = False) -> Survival:
         if self.model is None or not length:
             return []
         survival = self.survival(draft.request, self.model.name, length, None)
+        if hopeful:
+            rates = np.divide(survival, [1.0, *survival[:-1]])
+            survival = np.cumprod(0.5 + 0.5 * rates).tolist()
         return [sum(survival) / length] * length if self.model.tree else survival
 
     def _drafting_times(self, chosen: Sequence[tuple[Draftable, int]]) -> tuple[float, float]:
@@ -325,8 +358,15 @@ class AdaptiveSpeculation(SpeculationController):
         return self._credit is None or self._credit > loss
 
     def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Times) -> _Plan:
-        """Now and then let the model draft for one request all the same: what paid not once may pay now."""
+        """Now and then let the model draft for one request all the same: what paid not once may pay now.
+
+        But not where it would not even pay if the model were a good deal better than is known.
+        """
         if self.model is None or self._steps_since_probe < self._pause:
+            return best
+        hoped = self._with_model(drafts, costs, hopeful=True)
+        if hoped is None or hoped.worth - best.worth < self._margin(hoped, going_on=False):
+            self._steps_since_probe = self._pause - _FIRST_PAUSE // 2  # asked again soon: requests come and go
             return best
         places = [
             place for place, d in enumerate(drafts) if d.behind is not None and not best.counts[place] and d.max_tokens

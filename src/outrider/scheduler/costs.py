@@ -62,7 +62,7 @@ class PassCosts:
     def seconds(self, load: Load) -> float:
         """What one pass takes."""
         reading = self._per_context * load.context + self._per_attended * load.attended
-        return float(self._level * (self._of_rows(load.rows) + reading))
+        return self._level * (self._of_one(load.rows) + reading)
 
     def after(self, load: Load, most: int) -> Times:
         """Seconds [most + 1] of ``load`` with 0, 1 … ``most`` rows more, each attending to a mean context."""
@@ -95,10 +95,19 @@ class PassCosts:
         """More rows never cost less; what was measured otherwise was noise."""
         return list(accumulate(self._seconds, max))
 
-    def _of_rows(self, rows: int | NDArray[np.int64]) -> Times:
+    def _of_rows(self, rows: NDArray[np.int64]) -> Times:
+        seconds: Times = np.interp(rows, self._rows, self._shape)
+        return seconds + self._rise * np.maximum(rows - self._rows[-1], 0)
+
+    def _of_one(self, rows: int) -> float:
         known, shape = self._rows, self._shape
-        seconds = np.asarray(np.interp(rows, known, shape))
-        return seconds + self._rise * np.maximum(np.subtract(rows, known[-1]), 0)
+        high = bisect_left(known, rows)
+        if high == len(known):
+            return shape[-1] + self._rise * (rows - known[-1])
+        if high == 0 or known[high] == rows:
+            return shape[high]
+        low = high - 1
+        return shape[low] + (shape[high] - shape[low]) * (rows - known[low]) / (known[high] - known[low])
 
     def _rise_beyond(self) -> float:
         """Seconds for each row beyond the last that was measured.
