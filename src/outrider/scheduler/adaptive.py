@@ -14,14 +14,14 @@ engine tells times.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-
-import numpy as np
+from itertools import accumulate
 
 from outrider.request import Request
-from outrider.scheduler.costs import DraftCosts, Load, PassCosts, Times
+from outrider.scheduler.costs import DraftCosts, Load, PassCosts
 from outrider.scheduler.speculation import NOT_WORTH_IT, NOTHING_FOUND, Choice, Draftable, SpeculationController
 from outrider.scheduler.survival import Survival, SurvivalEstimates
 
@@ -91,6 +91,10 @@ class _RowCosts:
         elif rows > 1 and self.first:
             further = max(seconds - self.first, 0.0) / (rows - 1)
             self._further = further if self._further is None else self._further + _SLOW * (further - self._further)
+
+
+def _loss(slot: tuple[float, int, float]) -> float:
+    return slot[0]
 
 
 @dataclass
@@ -181,7 +185,7 @@ class AdaptiveSpeculation(SpeculationController):
             return [Choice(why=NOTHING_FOUND) for _ in drafts]
         modelled_rows = [0 if d.behind is None or self.model is None else self.model.max_tokens for d in drafts]
         most = sum(max(len(d.survival), rows) for d, rows in zip(drafts, modelled_rows, strict=True))
-        costs = self._step.beside_seconds + self.passes.after(self._step.load, most)
+        costs = [self._step.beside_seconds + seconds for seconds in self.passes.after(self._step.load, most)]
         best = self._allot(drafts, [d.survival for d in drafts], [False] * len(drafts), costs)
         if best.worth < self._margin(best, self._drafting):
             best = _none(drafts)
@@ -267,34 +271,34 @@ class AdaptiveSpeculation(SpeculationController):
         drafts: Sequence[Draftable],
         survivals: Sequence[Survival],
         by_model: Sequence[bool],
-        costs: Times,
+        costs: Sequence[float],
         drafting: float = 0.0,
     ) -> _Plan:
         """Rows to the drafts that speed their requests up most, as long as that pays; ``drafting`` seconds if any."""
-        plan = _none(drafts)
-        lengths = [len(survival) for survival in survivals]
-        if not any(lengths):
-            return plan
-        owner = np.repeat(np.arange(len(drafts)), lengths)
-        chances = np.fromiter(chain.from_iterable(survivals), float, len(owner))
-        sums = np.concatenate(([0.0], np.cumsum(chances)))
-        starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-        speeds = 1.0 + sums[1:] - sums[starts]
-        gains = np.log(speeds / (speeds - chances))
-        after = np.array([self._row_costs[draft.request.params.greedy].further for draft in drafts])
-        order = np.argsort(-gains, kind="stable")  # those of one request stay in the order of their draft
-        seconds = costs[1 : len(order) + 1] + np.cumsum(after[owner[order]]) + drafting
-        net = np.cumsum(gains[order]) - self._step.num_requests * np.log(seconds / costs[0])
-        best = int(np.argmax(net))
-        if net[best] <= 0.0:
-            return plan
-        plan.worth, taken = float(net[best]), order[: best + 1]
-        plan.counts = np.bincount(owner[taken], minlength=len(drafts)).tolist()
-        plan.expected = np.bincount(owner[taken], weights=chances[taken], minlength=len(drafts)).tolist()
+        after = [self._row_costs[draft.request.params.greedy].further for draft in drafts]
+        slots = []
+        for i, survival in enumerate(survivals):
+            speed = 1.0
+            for chance in survival:
+                slots.append((-math.log1p(chance / speed), i, chance))
+                speed += chance
+        slots.sort(key=_loss)  # stable: those of one request stay in the order of their draft
+        plan, most, worth, seconds = _none(drafts), 0, 0.0, drafting
+        for count, (loss, i, _) in enumerate(slots, 1):
+            worth -= loss
+            seconds += after[i]
+            net = worth - self._step.num_requests * math.log((costs[count] + seconds) / costs[0])
+            if net > plan.worth:
+                plan.worth, most = net, count
+        for _, i, chance in slots[:most]:
+            plan.counts[i] += 1
+            plan.expected[i] += chance
         plan.by_model = [bool(model and count) for model, count in zip(by_model, plan.counts, strict=True)]
         return plan
 
-    def _with_model(self, drafts: Sequence[Draftable], costs: Times, *, hopeful: bool = False) -> _Plan | None:
+    def _with_model(
+        self, drafts: Sequence[Draftable], costs: Sequence[float], *, hopeful: bool = False
+    ) -> _Plan | None:
         """The best plan in which the model drafts for every request of which it promises more than was retrieved.
 
         A ``hopeful`` one takes each of the model's tokens to be rejected half as often as is known.
@@ -331,8 +335,10 @@ class AdaptiveSpeculation(SpeculationController):
             return []
         survival = self.survival(draft.request, self.model.name, length, None)
         if hopeful:
-            rates = np.divide(survival, [1.0, *survival[:-1]])
-            survival = np.cumprod(0.5 + 0.5 * rates).tolist()
+            rates = (
+                after / before if before else 0.0 for before, after in zip((1.0, *survival), survival, strict=False)
+            )
+            survival = list(accumulate((0.5 + 0.5 * rate for rate in rates), operator.mul))
         return [sum(survival) / length] * length if self.model.tree else survival
 
     def _drafting_times(self, chosen: Sequence[tuple[Draftable, int]]) -> tuple[float, float]:
@@ -357,7 +363,7 @@ class AdaptiveSpeculation(SpeculationController):
     def _can_afford(self, loss: float) -> bool:
         return self._credit is None or self._credit > loss
 
-    def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Times) -> _Plan:
+    def _probe(self, drafts: Sequence[Draftable], best: _Plan, costs: Sequence[float]) -> _Plan:
         """Now and then let the model draft for one request all the same: what paid not once may pay now.
 
         But not where it would not even pay if the model were a good deal better than is known.

@@ -8,11 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
-from numpy.typing import NDArray
-
-Times = NDArray[np.float64]
-
 _LEVEL_RATE = 0.2
 _SHAPE_RATE = 0.02
 _LARGEST_SURPRISE = 0.5
@@ -57,19 +52,17 @@ class PassCosts:
         self._per_attended = max(per_attended, 0.0)
         self._level = 1.0
         self._shape = self._monotone()
-        self._rise = self._rise_beyond()
 
     def seconds(self, load: Load) -> float:
         """What one pass takes."""
         reading = self._per_context * load.context + self._per_attended * load.attended
-        return self._level * (self._of_one(load.rows) + reading)
+        return self._level * (self._of_rows(load.rows) + reading)
 
-    def after(self, load: Load, most: int) -> Times:
+    def after(self, load: Load, most: int) -> list[float]:
         """Seconds [most + 1] of ``load`` with 0, 1 … ``most`` rows more, each attending to a mean context."""
         per_row = self._per_attended * load.attended / max(load.rows, 1)
         reading = self._per_context * load.context + self._per_attended * load.attended
-        more = np.arange(most + 1)
-        return self._level * (self._of_rows(load.rows + more) + reading + per_row * more)
+        return [self._level * (self._of_rows(load.rows + more) + reading + per_row * more) for more in range(most + 1)]
 
     def observe(self, load: Load, seconds: float) -> None:
         """Learn from a pass that took ``seconds``."""
@@ -85,7 +78,6 @@ class PassCosts:
         if share:
             self._seconds[high] *= math.exp(_SHAPE_RATE * share * surprise)
         self._shape = self._monotone()
-        self._rise = self._rise_beyond()
 
     def table(self) -> dict[int, float]:
         """Seconds by rows, without context, as they are taken to be now."""
@@ -95,29 +87,23 @@ class PassCosts:
         """More rows never cost less; what was measured otherwise was noise."""
         return list(accumulate(self._seconds, max))
 
-    def _of_rows(self, rows: NDArray[np.int64]) -> Times:
-        seconds: Times = np.interp(rows, self._rows, self._shape)
-        return seconds + self._rise * np.maximum(rows - self._rows[-1], 0)
-
-    def _of_one(self, rows: int) -> float:
+    def _of_rows(self, rows: int) -> float:
         known, shape = self._rows, self._shape
         high = bisect_left(known, rows)
+        if high == 0:
+            return shape[0]
         if high == len(known):
-            return shape[-1] + self._rise * (rows - known[-1])
-        if high == 0 or known[high] == rows:
-            return shape[high]
+            if high == 1:
+                return shape[0] * rows / known[0]
+            # Tiles of rows make stairs: the last two may stand on one, so it rises at least as on the whole.
+            last, first = len(known) - 1, 0
+            rise = max(
+                (shape[last] - shape[last - 1]) / (known[last] - known[last - 1]),
+                (shape[last] - shape[first]) / (known[last] - known[first]),
+            )
+            return shape[last] + rise * (rows - known[last])
         low = high - 1
         return shape[low] + (shape[high] - shape[low]) * (rows - known[low]) / (known[high] - known[low])
-
-    def _rise_beyond(self) -> float:
-        """Seconds for each row beyond the last that was measured.
-
-        Tiles of rows make stairs: the last two may stand on one, so it is at least the rise on the whole.
-        """
-        known, shape = self._rows, self._shape
-        if len(known) == 1:
-            return shape[0] / known[0]
-        return max((shape[-1] - shape[before]) / (known[-1] - known[before]) for before in (0, -2))
 
 
 class DraftCosts:

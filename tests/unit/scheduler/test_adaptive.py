@@ -268,3 +268,45 @@ def test_nodes_of_a_tree_are_judged_as_a_whole() -> None:
     (choice,) = plan(speculation, [Draftable(request(), 8, (), 1)])
     assert choice.by_model
     assert choice.num_tokens in (3, 7, 8), "a tile of rows, not the few nodes that a chain would get"
+
+
+def test_a_model_is_not_tried_where_it_would_not_pay_if_it_were_better() -> None:
+    for table, tried in (({1: 1.0, 64: 64.0}, False), (FLAT, True)):
+        speculation = controller(table, model_seconds=0.1)
+        asked = request()
+        for _ in range(20):
+            speculation.observe_outcome(asked, "model", 0, 1, None)
+        counts = []
+        for _ in range(300):
+            (choice,) = plan(speculation, [retrieved(of=asked, behind=1)])
+            seconds = speculation.passes.seconds(Load(1))
+            speculation.end_step(Load(1), seconds, seconds, 1)
+            counts.append(choice.num_tokens)
+        assert any(counts) == tried, counts
+
+
+def test_in_a_crowd_looking_rests_where_it_was_fruitless() -> None:
+    def asked_in(steps: int, survival: float) -> int:
+        """In how many of so many steps the first request was asked for drafts."""
+        count = 0
+        for _ in range(steps):
+            wanted = [each for each in crowd if speculation.num_draft_tokens(each)]
+            plan(speculation, [retrieved(survival, of=each) for each in wanted], others=6 - len(wanted))
+            count += crowd[0] in wanted
+        return count
+
+    speculation, crowd = controller({1: 1.0, 64: 64.0}), [request(str(i)) for i in range(6)]
+    assert asked_in(8, 0.01) == 8
+    assert asked_in(48, 0.01) == 24
+    assert asked_in(40, 0.01) == 10
+    speculation.passes = PassCosts({1: 1.0, 64: 1.0})
+    assert asked_in(4, 0.9) >= 1, "somebody asks, finds something that pays"
+    assert asked_in(8, 0.9) == 8, "and asks in every step again"
+    speculation.passes = PassCosts({1: 1.0, 64: 64.0})
+    asked_in(100, 0.01)
+    speculation.forget("0")
+    assert speculation.num_draft_tokens(crowd[0]) == 15
+    alone = controller({1: 1.0, 64: 64.0})
+    for _ in range(50):
+        plan(alone, [retrieved(0.01, of=crowd[0])], others=2)
+        assert alone.num_draft_tokens(crowd[0]) == 15
