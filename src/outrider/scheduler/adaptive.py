@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from outrider.request import Request
-from outrider.scheduler.costs import DraftCosts, Load, PassCosts
+from outrider.scheduler.costs import SLOW, DraftCosts, Load, PassCosts, RowCosts
 from outrider.scheduler.speculation import NOT_WORTH_IT, NOTHING_FOUND, Choice, Draftable, SpeculationController
 from outrider.scheduler.survival import Survival, SurvivalEstimates
 
@@ -30,8 +30,6 @@ PRIORS = {"prediction": 0.8, "ngram": 0.5}
 _PRIOR = 0.7
 _BEGIN_MARGIN, _KEEP_MARGIN = 0.04, 0.02
 """Speculation begins where it promises so much more per token than K = 0, and goes on while it promises less."""
-_SLOW = 0.05
-"""What one more observation weighs among those of the times beside the pass."""
 EXPLORATION_SHARE = 0.02
 """Of the elapsed time, what drafting with a model may lose in all, by the times observed, before it is held back."""
 _CREDIT_STEPS = 3
@@ -46,6 +44,8 @@ _AMORTISE_TOKENS = 64
 _CROWD = 4
 """Requests from which on looking for drafts is worth saving."""
 _FRUITLESS = 8
+_UNREAD = 16
+"""Tokens from which on a text is one that the model has not read."""
 _DEPTHS = (1, 2, 3, 4, 5, 6, 8, 11, 15, 22, 31, 45, 63)
 
 
@@ -73,26 +73,6 @@ class _Step:
     """What a step takes beside its pass, without drafts."""
 
 
-class _RowCosts:
-    """Seconds after the pass (law, draws, verification, text) for a request: of its first row, and of each further."""
-
-    def __init__(self) -> None:
-        self.first = 0.0
-        self._further: float | None = None
-
-    @property
-    def further(self) -> float:
-        """Until it is known, half of the first."""
-        return 0.5 * self.first if self._further is None else self._further
-
-    def observe(self, rows: int, seconds: float) -> None:
-        if rows == 1:
-            self.first = seconds if not self.first else self.first + _SLOW * (seconds - self.first)
-        elif rows > 1 and self.first:
-            further = max(seconds - self.first, 0.0) / (rows - 1)
-            self._further = further if self._further is None else self._further + _SLOW * (further - self._further)
-
-
 def _loss(slot: tuple[float, int, float]) -> float:
     return slot[0]
 
@@ -106,6 +86,8 @@ class _Plan:
     expected: list[float]
     worth: float = 0.0
     draft_seconds: float = 0.0
+    invested: float = 0.0
+    """Of these, what is for text that the model reads now and is to draft from later on."""
 
 
 def _none(drafts: Sequence[Draftable]) -> _Plan:
@@ -135,11 +117,13 @@ class AdaptiveSpeculation(SpeculationController):
         self._num_steps = 0
         self._fruitless: dict[str, int] = {}
         """For each request, how often in a row nothing was drafted though it was asked."""
-        self._row_costs = {True: _RowCosts(), False: _RowCosts()}
+        self._row_costs = {True: RowCosts(), False: RowCosts()}
         self._overhead = self._drafting_seconds = self._rows_seconds = 0.0
         self._step = _Step(Load(), 0, 0, 0.0)
         self._drafting = self._modelling = False
         self._credit: float | None = None
+        self._debt = 0.0
+        """Seconds invested in text that the model has read, not earned back yet."""
         self._num_judged = 0
         self._planned: _Plan | None = None
         self._plain: float | None = None
@@ -177,9 +161,11 @@ class AdaptiveSpeculation(SpeculationController):
 
     def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
         """The drafts whose expected tokens are worth their time."""
+        plain = self.plain_seconds()
         if self.model is not None and self._num_judged < _LEARNT:
             drafts = _one_modelled(drafts)
-        plain = self.plain_seconds()
+        if self.model is not None and plain is not None:
+            drafts = [d if self._may_read(d, plain) else replace(d, behind=None) for d in drafts]
         if plain is None or not any(len(d.survival) or d.behind is not None for d in drafts):
             self._count_fruitless(drafts, [0] * len(drafts))
             return [Choice(why=NOTHING_FOUND) for _ in drafts]
@@ -231,17 +217,20 @@ class AdaptiveSpeculation(SpeculationController):
         """Learn what the pass cost; keep account of what speculation brought."""
         step, plain = self._step, self.plain_seconds()
         overhead = max(step_seconds - pass_seconds - self._drafting_seconds - self._rows_seconds, 0.0)
-        self._overhead += (_SLOW if self._overhead else 1.0) * (overhead - self._overhead)
+        self._overhead += (SLOW if self._overhead else 1.0) * (overhead - self._overhead)
         self.passes.observe(load, pass_seconds)
         self._steps_since_probe = 0 if self._modelling else self._steps_since_probe + 1
         if plain is None or not gained:
             return
         most = _CREDIT_STEPS * plain
-        credit = most if self._credit is None else self._credit + EXPLORATION_SHARE * step_seconds
+        earned = EXPLORATION_SHARE * step_seconds
         if self._planned is not None and any(self._planned.by_model):
             # What the tokens would have taken without drafts, less what they took.
-            credit += gained / step.num_decoding * plain - step_seconds
-        self._credit = min(credit, most)
+            earned += gained / step.num_decoding * plain - step_seconds + self._planned.invested
+            self._debt += self._planned.invested
+        repaid = min(max(earned, 0.0), self._debt)
+        self._debt -= repaid
+        self._credit = most if self._credit is None else min(self._credit + earned - repaid, most)
 
     def plain_seconds(self) -> float | None:
         """The step without drafts, by the cost tables."""
@@ -254,6 +243,18 @@ class AdaptiveSpeculation(SpeculationController):
         self._fruitless.pop(request_id, None)
         for estimates in self._estimates.values():
             estimates.forget(request_id)
+
+    def _may_read(self, draft: Draftable, plain: float) -> bool:
+        """Whether the model may read a text to draft from it.
+
+        Only once the answer has taken half that time: by then it has shown whether retrieval does as well, and that it
+        is not over soon. And only while no more than a few steps' time is invested that was not earned back.
+        """
+        if self.model is None or draft.behind is None or draft.behind <= _UNREAD:
+            return True
+        reading = self.model.costs.seconds(1, 1, draft.behind) - self.model.costs.seconds(1, 1, 1)
+        waited = draft.request.num_output_tokens * plain
+        return waited >= 0.5 * reading and self._debt <= _CREDIT_STEPS * plain
 
     def _count_fruitless(self, drafts: Sequence[Draftable], counts: Sequence[int]) -> None:
         for draft, count in zip(drafts, counts, strict=True):
@@ -327,7 +328,8 @@ class AdaptiveSpeculation(SpeculationController):
             plan = self._allot(drafts, offered, by_model, costs, charged)
             if plan.worth > best.worth:
                 best = plan
-        _, best.draft_seconds = self._drafting_times(_modelled(drafts, best))
+        charged, best.draft_seconds = self._drafting_times(_modelled(drafts, best))
+        best.invested = max(best.draft_seconds - charged, 0.0)
         return best
 
     def _model_survival(self, draft: Draftable, length: int, *, hopeful: bool = False) -> Survival:

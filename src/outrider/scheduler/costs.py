@@ -10,6 +10,8 @@ from itertools import accumulate
 
 _LEVEL_RATE = 0.2
 _SHAPE_RATE = 0.02
+SLOW = 0.05
+"""What one more observation weighs among those of the times beside the pass."""
 _LARGEST_SURPRISE = 0.5
 """A pass that was interrupted took several times as long; more than this, as a logarithm, is not learnt from it."""
 
@@ -129,3 +131,24 @@ class DraftCosts:
         if predicted > 0.0 and seconds > 0.0:
             surprise = min(max(math.log(seconds / predicted), -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
             self._factor *= math.exp(_LEVEL_RATE * surprise)
+
+
+class RowCosts:
+    """Seconds after the pass (law, draws, verification, text) for a request: of its first row, and of each further."""
+
+    def __init__(self) -> None:
+        self.first = 0.0
+        self._further: float | None = None
+
+    @property
+    def further(self) -> float:
+        """Until it is known, half of the first."""
+        return 0.5 * self.first if self._further is None else self._further
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from so many rows of a request that took ``seconds`` after the pass."""
+        if rows == 1:
+            self.first = seconds if not self.first else self.first + SLOW * (seconds - self.first)
+        elif rows > 1 and self.first:
+            further = max(seconds - self.first, 0.0) / (rows - 1)
+            self._further = further if self._further is None else self._further + SLOW * (further - self._further)

@@ -310,3 +310,60 @@ def test_in_a_crowd_looking_rests_where_it_was_fruitless() -> None:
     for _ in range(50):
         plan(alone, [retrieved(0.01, of=crowd[0])], others=2)
         assert alone.num_draft_tokens(crowd[0]) == 15
+
+
+def with_reading(accept: float, *, requests: int, reading: float) -> tuple[float, float, int]:
+    """Requests of 64 tokens one after another, whose text takes the model ``reading`` seconds; a step takes one.
+
+    Returns the seconds spent, those that plain decoding takes, and how many steps were drafted by the model.
+    """
+    costs = DraftCosts(PassCosts({1: 0.1, 101: 0.1 + reading}))
+    model = ModelDrafting("model", costs, max_tokens=8)
+    speculation = AdaptiveSpeculation(PassCosts(FLAT), num_speculative_tokens=15, model=model)
+    chance, spent, plain, drafted = np.random.default_rng(1), 0.0, 0.0, 0
+    for number in range(requests):
+        each = Request(str(number), tuple(range(100)), SamplingParams(temperature=0.0), 0, 164)
+        behind, left = 101, 64
+        while left > 0:
+            each.token_ids = list(range(164 - left))
+            (choice,) = plan(speculation, [retrieved(of=each, behind=behind)])
+            accepted = sum(itertools.takewhile(bool, chance.random(choice.num_tokens) < accept))
+            drafting = costs.seconds(1, choice.num_tokens, behind - 1)
+            behind = 1 if choice.num_tokens else behind + 1
+            if choice.num_tokens:
+                speculation.observe_outcome(each, "model", int(accepted), choice.num_tokens, None)
+            seconds = PassCosts(FLAT).seconds(Load(1 + choice.num_tokens))
+            speculation.end_step(Load(1 + choice.num_tokens), seconds, seconds + drafting, 1 + int(accepted))
+            spent, plain = spent + seconds + drafting, plain + 1.0 + int(accepted)
+            drafted += choice.num_tokens > 0
+            left -= 1 + int(accepted)
+        speculation.forget(each.request_id)
+    return spent, plain, drafted
+
+
+def test_text_to_be_read_first_is_an_investment_and_no_loss() -> None:
+    """It takes far longer than may ever be lost at once; but half of an answer's time is won by it."""
+    spent, plain, _ = with_reading(0.9, requests=20, reading=12.0)
+    assert plain / spent > 1.3
+
+
+def test_reading_for_drafts_that_are_bad_is_soon_given_up() -> None:
+    for reading in (4.0, 12.0):
+        spent, plain, drafted = with_reading(0.1, requests=60, reading=reading)
+        assert drafted > 0
+        within = EXPLORATION_SHARE * spent + 3.0 + 3.0 + reading + 2.0
+        assert spent - plain <= within, "credit, debt, and what was begun within them"
+
+
+def test_a_text_is_not_read_before_the_answer_has_taken_half_as_long() -> None:
+    costs = DraftCosts(PassCosts({1: 0.1, 101: 10.1}))
+    speculation = AdaptiveSpeculation(
+        PassCosts(FLAT), num_speculative_tokens=15, model=ModelDrafting("model", costs, max_tokens=8)
+    )
+    each = Request("r", tuple(range(100)), SamplingParams(temperature=0.0), 0, 1000)
+    read = []
+    for tokens in range(8):
+        each.token_ids = list(range(100 + tokens))
+        (choice,) = plan(speculation, [retrieved(of=each, behind=100 + tokens)])
+        read.append(choice.by_model)
+    assert read == [False] * 6 + [True] * 2
