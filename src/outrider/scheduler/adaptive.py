@@ -161,14 +161,14 @@ class AdaptiveSpeculation(SpeculationController):
 
     def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
         """The drafts whose expected tokens are worth their time."""
-        plain = self.plain_seconds()
+        plain, asked = self.plain_seconds(), drafts
         if self.model is not None and self._num_judged < _LEARNT:
             drafts = _one_modelled(drafts)
         if self.model is not None and plain is not None:
             drafts = [d if self._may_read(d, plain) else replace(d, behind=None) for d in drafts]
         if plain is None or not any(len(d.survival) or d.behind is not None for d in drafts):
             self._count_fruitless(drafts, [0] * len(drafts))
-            return [Choice(why=NOTHING_FOUND) for _ in drafts]
+            return [Choice(why=self._why(draft)) for draft in asked]
         modelled_rows = [0 if d.behind is None or self.model is None else self.model.max_tokens for d in drafts]
         most = sum(max(len(d.survival), rows) for d, rows in zip(drafts, modelled_rows, strict=True))
         costs = [self._step.beside_seconds + seconds for seconds in self.passes.after(self._step.load, most)]
@@ -189,7 +189,7 @@ class AdaptiveSpeculation(SpeculationController):
         self._planned = best
         return [
             Choice(count, by_model, expected, "" if count else self._why(draft))
-            for draft, count, by_model, expected in zip(drafts, best.counts, best.by_model, best.expected, strict=True)
+            for draft, count, by_model, expected in zip(asked, best.counts, best.by_model, best.expected, strict=True)
         ]
 
     def observe_outcome(

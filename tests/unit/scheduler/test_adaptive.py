@@ -366,4 +366,5 @@ def test_a_text_is_not_read_before_the_answer_has_taken_half_as_long() -> None:
         each.token_ids = list(range(100 + tokens))
         (choice,) = plan(speculation, [retrieved(of=each, behind=100 + tokens)])
         read.append(choice.by_model)
+        assert choice.why == ("" if choice.by_model else "drafts would not pay")
     assert read == [False] * 6 + [True] * 2
