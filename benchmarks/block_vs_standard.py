@@ -17,11 +17,10 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 import torch
 
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.native import NativeDecoder
 from outrider.ops.native import as_array
@@ -148,7 +147,7 @@ def main() -> None:
     for name in ("accepted", "expected"):
         print(f"{name} drafts per step: {report[name]}", file=sys.stderr)
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 from outrider.models.base import CausalModel
 from outrider.models.decoder import Decoder
 from outrider.models.loader.load import OpenModel, open_model
@@ -113,7 +113,7 @@ def main() -> None:
         print(f"{name:22s} {found[name]}", file=sys.stderr)
     report = {"tokens": len(ids), "engines": found, **environment(vars(arguments))}
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks.retrieval import rate
 
 from outrider import LLM, SamplingParams
 from outrider.bench.paired import paired_ratio
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 
 PROMPTS = (
     "The capital of France is Paris. The capital of Italy is",
@@ -102,7 +101,7 @@ def main() -> int:
                 )
     report = {"cells": cells, "identical": identical, **environment(vars(arguments))}
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
     return 0 if identical else 1
 

@@ -27,13 +27,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks import retrieval
 
 from outrider import LLM, SamplingParams
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -239,7 +238,7 @@ def main() -> int:
         del llm
         report |= environment(vars(arguments))
         if arguments.json != "-":  # after each arm, since all of them take long
-            Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            write_json(report, arguments.json)
     print(json.dumps(report))
     return 0
 

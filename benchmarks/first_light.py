@@ -11,9 +11,8 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 
 
 def seconds(command: list[str], repeats: int) -> list[float]:
@@ -62,7 +61,7 @@ def main() -> None:
     print(f"outrider --help: {statistics.median(help_s):.3f} s", file=sys.stderr)
     print(f"first token of generate, second start: {statistics.median(start_s):.2f} s", file=sys.stderr)
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
 
 

@@ -15,12 +15,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from outrider import LLM, SamplingParams, StructuredOutputs
 from outrider.bench.steps import timed_steps
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 from outrider.sampling.grammar import GrammarCompiler
 
 PROMPT = "Describe the city of Paris."
@@ -139,7 +138,7 @@ def main() -> None:
             print(f"{alias:28s} {name:12s} {figures}", file=sys.stderr)
     report = {"models": models, **environment(vars(arguments))}
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
 
 

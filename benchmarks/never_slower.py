@@ -24,12 +24,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from outrider import LLM, SamplingParams
 from outrider.bench.paired import quartiles
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 from outrider.drafters.composite import CompositeDrafter
 from outrider.scheduler.adaptive import AdaptiveSpeculation
 from outrider.scheduler.costs import PassCosts
@@ -199,7 +198,7 @@ def main() -> int:
             )
             report = {"cells": cells, "identical": identical, **environment(vars(arguments))}
             if arguments.json != "-":  # after each cell, since all of them may take an hour
-                Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+                write_json(report, arguments.json)
             idle, others = statistics.median(idle_steps), " ".join(f"{n} {v:.2f}" for n, v in fixed.items())
             print(
                 f"{workload:7s} x{concurrency:<3d} off {statistics.median(rates['off']):7.1f} tok/s | auto "

@@ -10,12 +10,11 @@ import argparse
 import json
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 from outrider import LLM, SamplingParams
 from outrider.bench.steps import timed_steps
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"
 
@@ -60,7 +59,7 @@ def main() -> None:
         )
     report = {"modes": shares, **environment(vars(arguments))}
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
 
 

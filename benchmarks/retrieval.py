@@ -16,11 +16,10 @@ import argparse
 import json
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 from outrider import LLM, SamplingParams
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 
 FIELDS = ("name", "price", "stock", "weight", "height", "width", "depth", "rating", "colour", "brand")
 QUESTIONS = (
@@ -160,7 +159,7 @@ def main() -> int:
             )
     report = {"workloads": results, "identical": identical, **environment(vars(arguments))}
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
     return 0 if identical else 1
 

@@ -12,13 +12,12 @@ import json
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.never_slower import load, prompts
 
 from outrider import SamplingParams
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 
 PARTS = {
     "schedule": ("scheduler", "schedule"),
@@ -68,7 +67,7 @@ def main() -> int:
     )
     report = {"median_ms": medians, "deciding_ms": deciding, "steps": len(steps), **environment(vars(arguments))}
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
     return 0
 

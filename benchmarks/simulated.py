@@ -18,7 +18,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 
 import outrider.engine.step as engine_step
 from outrider import LLM, SamplingParams
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 from outrider.drafters.composite import CompositeDrafter
 from outrider.runner.model_runner import Chunk, ModelRunner
 from outrider.scheduler.adaptive import AdaptiveSpeculation
@@ -206,7 +205,7 @@ def main() -> int:
         )
     report |= environment(vars(arguments))
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
     return 0
 

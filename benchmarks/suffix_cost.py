@@ -16,10 +16,9 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.request import Request
@@ -99,7 +98,7 @@ def main() -> int:
         )
     report |= environment(vars(arguments))
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
     return 0
 

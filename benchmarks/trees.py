@@ -15,13 +15,12 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from outrider.bench.paired import paired_ratio
-from outrider.cli._report import environment
+from outrider.cli._report import environment, write_json
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engine.engine import Engine
@@ -160,7 +159,7 @@ def main() -> int:
         )
     report = {"arms": figures, "identical": identical, **environment(vars(arguments))}
     if arguments.json != "-":
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(report, arguments.json)
     print(json.dumps(report))
     return 0 if identical else 1
 
