@@ -84,7 +84,10 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def build(family: Family, fmt: str) -> Any:
-    outer, layers = random_weights(family)
+    return model_of(family, *random_weights(family), fmt)
+
+
+def model_of(family: Family, outer: dict[str, Any], layers: list[dict[str, Any]], fmt: str) -> Any:
     packed = [
         {k: native.pack_float(v, fmt) if k in MATRICES else v for k, v in layer.items()} | {"window": family.windows[i]}
         for i, layer in enumerate(layers)
@@ -286,18 +289,7 @@ def test_a_half_cache_holds_float16_to_nearest_and_no_infinity(bias: float, vari
     """Against a float32 cache of the same pass; an infinity that the pass itself gave is reported as a NaN."""
     outer, layers = random_weights(FAMILIES["qwen2"])
     layers[0]["v_bias"] += np.float32(bias)
-    packed = [{k: native.pack_float(v, "f32") if k in MATRICES else v for k, v in layer.items()} for layer in layers]
-    model = native.Model(
-        native.pack_float(outer["embed"], "f32"),
-        None,
-        outer["final_norm"],
-        packed,
-        heads=HEADS,
-        kv_heads=KV_HEADS,
-        head_dim=DIM,
-        eps=EPS,
-        attention_scale=DIM**-0.5,
-    )
+    model = model_of(FAMILIES["qwen2"], outer, layers, "f32")
     half, wide = Runner(model, 1, torch.float16), Runner(model, 1, torch.float32)
     logits = half.step({0: random_tokens(5)})[0]
     wide.step({0: random_tokens(5)})
