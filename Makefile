@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PAGE := src/outrider/server/web/dist/index.html
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test web test-web test-clients bench bench-models peers peers-openvino peers-vllm sanitize arm docs clean
+.PHONY: help setup demo check format test web test-web test-clients bench bench-models peers peers-openvino peers-vllm sanitize emulate arm docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -93,10 +93,18 @@ sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build
 	cmake --build build/sanitize --parallel
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/outrider build/sanitized/ && cp build/sanitize/_native*.so build/sanitized/outrider/
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
-	  PYTHONPATH=. $(BIN)/python tests/run_sanitized.py build/sanitized
+	  PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/sanitized
+
+emulate: setup ## the kernel tests of the avx512 and avxvnni variants too, their instructions emulated by SIMDe
+	@if [ ! -e /usr/include/simde/x86/avx512.h ]; then echo "skipped: make emulate needs libsimde-dev" >&2; exit 0; fi; \
+	set -e; $(BIN)/pip install --quiet --disable-pip-version-check nanobind; \
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/emulate -DOUTRIDER_EMULATE=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null; \
+	cmake --build build/emulate --parallel; \
+	rm -rf build/emulated && mkdir -p build/emulated && cp -r src/outrider build/emulated/ && cp build/emulate/_native*.so build/emulated/outrider/; \
+	PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/emulated
 
 CSRC := src/outrider/csrc
-BITS := tests/arm_bits.cpp $(addprefix $(CSRC)/,matrix.cpp model.cpp ops.cpp sampling.cpp suffix.cpp thread_pool.cpp variant_avx2.cpp variant_avx512.cpp variant_portable.cpp)
+BITS := tests/arm_bits.cpp $(addprefix $(CSRC)/,matrix.cpp model.cpp ops.cpp sampling.cpp suffix.cpp thread_pool.cpp variant_avx2.cpp variant_avx512.cpp variant_avxvnni.cpp variant_portable.cpp)
 BITS_FLAGS := -std=c++17 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi -Werror -pthread -I$(CSRC)
 
 arm: ## cross-compile the kernels for Arm, run them under QEMU, and compare their bits with this processor's

@@ -82,7 +82,9 @@ struct Kernels {
 };
 
 const Kernels* portable_kernels();
-const Kernels* avx2_kernels();    // null where not compiled in
-const Kernels* avx512_kernels();  // null where not compiled in
+// Null where not compiled in:
+const Kernels* avx2_kernels();
+const Kernels* avxvnni_kernels();
+const Kernels* avx512_kernels();
 
 }  // namespace outrider

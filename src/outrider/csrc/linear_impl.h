@@ -106,25 +106,36 @@ inline void float_chunk(const uint8_t* w, int64_t k, const float* x, int64_t ldx
         F first[H], second[H];
         for (int h = 0; h < H; ++h) {
             if constexpr (BF16)
-                S::load_bf16_pairs(w + 4 * S::L * h, first[h], second[h]);
+                first[h] = S::bf16_first(w + 4 * S::L * h);
             else
                 first[h] = S::load(reinterpret_cast<const float*>(w) + S::L * h);
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const F v = S::set1(x[r * ldx + i]);
-            for (int h = 0; h < H; ++h) a[r][h] = S::fma(first[h], v, a[r][h]);
+            for (int h = 0; h < H; ++h) S::add_product(a[r][h], first[h], v);
         }
         if constexpr (BF16) {
-#pragma GCC unroll 4
+            for (int h = 0; h < H; ++h) second[h] = S::bf16_second(w + 4 * S::L * h);
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const F v = S::set1(x[r * ldx + i + 1]);
-                for (int h = 0; h < H; ++h) a[r][h] = S::fma(second[h], v, a[r][h]);
+                for (int h = 0; h < H; ++h) S::add_product(a[r][h], second[h], v);
             }
         }
     }
     for (int r = 0; r < R; ++r)
         for (int h = 0; h < H; ++h) S::store(acc[r] + S::L * h, a[r][h]);
+}
+
+// float_chunk for n rows, 1 to R.
+template <class S, bool BF16, int R>
+inline void float_rows(int n, const uint8_t* w, int64_t k, const float* x, int64_t ldx, float (*acc)[kChannels],
+                       const uint8_t* next, int64_t step) {
+    if constexpr (R > 1) {
+        if (n < R) return float_rows<S, BF16, R - 1>(n, w, k, x, ldx, acc, next, step);
+    }
+    float_chunk<S, BF16, R>(w, k, x, ldx, acc, next, step);
 }
 
 // k is even for BF16 (columns are padded); x rows have ldx >= k floats.
@@ -134,19 +145,17 @@ void linear_float(const uint8_t* w, int64_t k, const float* x, int64_t ldx, int 
     for (int r = 0; r < rows; ++r)
         for (int c = 0; c < kChannels; ++c) acc[r][c] = 0.0f;
     for (int64_t i = 0; i < k; i += kFloatChunk) {
-        const int64_t n = k - i < kFloatChunk ? k - i : kFloatChunk;
+        const int64_t columns = k - i < kFloatChunk ? k - i : kFloatChunk;
         constexpr int64_t column = kChannels * (BF16 ? 2 : 4);
         const uint8_t* wi = w + i * column;
-        const int64_t passes = (rows + 3) / 4, share = kFloatChunk * column / passes, step = 64 / passes;
-        for (int r = 0; r < rows; r += 4) {
+        const int passes = (rows + S::kFloatRows - 1) / S::kFloatRows;
+        const int64_t share = kFloatChunk * column / passes, step = 64 / passes;
+        for (int p = 0, r = 0; p < passes; ++p) {
+            const int n = (rows - r + passes - p - 1) / (passes - p);
             const float* xr = x + r * ldx + i;
-            const uint8_t* next = wi + kFloatChunk * column + r / 4 * share;
-            switch (rows - r) {
-                case 1: float_chunk<S, BF16, 1>(wi, n, xr, ldx, acc + r, next, step); break;
-                case 2: float_chunk<S, BF16, 2>(wi, n, xr, ldx, acc + r, next, step); break;
-                case 3: float_chunk<S, BF16, 3>(wi, n, xr, ldx, acc + r, next, step); break;
-                default: float_chunk<S, BF16, 4>(wi, n, xr, ldx, acc + r, next, step); break;
-            }
+            const uint8_t* next = wi + kFloatChunk * column + p * share;
+            float_rows<S, BF16, S::kFloatRows>(n, wi, columns, xr, ldx, acc + r, next, step);
+            r += n;
         }
     }
     write_tile<S>(acc, rows, out);

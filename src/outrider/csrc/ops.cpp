@@ -21,7 +21,11 @@ bool runs([[maybe_unused]] const std::string& name) {
     unsigned a = 0, b = 0, c = 0, d = 0;
     const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);  // Clang 14's builtin does not know its name
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+#if defined(OUTRIDER_EMULATE)
+    return avx2;  // which the emulation of the others is compiled for
+#endif
     if (name == "avx2") return avx2;
+    if (name == "avxvnni") return avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
     if (name == "avx512")
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -34,6 +38,7 @@ std::vector<const Kernels*> usable() {  // the best first
     std::vector<const Kernels*> all;
     // Asked first: a variant's file may hold nothing that this processor can run.
     if (runs("avx512") && avx512_kernels()) all.push_back(avx512_kernels());
+    if (runs("avxvnni") && avxvnni_kernels()) all.push_back(avxvnni_kernels());
     if (runs("avx2") && avx2_kernels()) all.push_back(avx2_kernels());
     all.push_back(portable_kernels());
     return all;

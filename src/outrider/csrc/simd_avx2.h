@@ -11,6 +11,7 @@ namespace {
 struct Avx2 {
     static constexpr int L = 8, H = 2;       // lanes; vectors of a block
     static constexpr int kPhases = 2;        // a group's 8 quads do not fit the registers at once
+    static constexpr int kFloatRows = 6;     // whose sums fit the registers beside the weights
     using Narrow = Avx2;
     using F = __m256;
     using I = __m256i;  // 8 x int32, or 32 bytes of codes
@@ -24,6 +25,8 @@ struct Avx2 {
     static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
     static F div(F a, F b) { return _mm256_div_ps(a, b); }
     static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+    // a += b * c in a's own register: GCC would move sums through memory when all registers are in use.
+    static void add_product(F& a, F b, F c) { asm volatile("vfmadd231ps %2, %1, %0" : "+x"(a) : "x"(b), "x"(c)); }
     // b where either is NaN.
     static F max(F a, F b) { return _mm256_max_ps(a, b); }
     static F min(F a, F b) { return _mm256_min_ps(a, b); }
@@ -48,11 +51,14 @@ struct Avx2 {
     static F load_u8(const uint8_t* p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
     }
-    // 8 pairs of bf16: the first of each pair, the second of each pair.
-    static void load_bf16_pairs(const uint8_t* p, F& first, F& second) {
-        const I v = _mm256_loadu_si256(reinterpret_cast<const I*>(p));
-        first = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
-        second = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(int(0xffff0000u))));
+    // Of 8 pairs of bf16 the first of each; the second of each.
+    static F bf16_first(const uint8_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(bytes(p), 16)); }
+    static F bf16_second(const uint8_t* p) {
+        alignas(32) static constexpr uint32_t high[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                                         0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+        I v = bytes(p);
+        asm("vpand %1, %0, %0" : "+x"(v) : "m"(high));  // a mask in a register would cost a row its own
+        return _mm256_castsi256_ps(v);
     }
     // rows[0..7] at 8 columns each, transposed: out[c * ldo + 0..7].
     static void transpose8(const F (&r)[8], float* out, int64_t ldo) {

@@ -10,6 +10,7 @@ namespace {
 struct Avx512 {
     static constexpr int L = 16, H = 1;
     static constexpr int kPhases = 1;
+    static constexpr int kFloatRows = 8;
     using Narrow = Avx2;
     using F = __m512;
     using I = __m512i;
@@ -23,6 +24,7 @@ struct Avx512 {
     static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static F div(F a, F b) { return _mm512_div_ps(a, b); }
     static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static void add_product(F& a, F b, F c) { a = fma(b, c, a); }
     static F max(F a, F b) { return _mm512_max_ps(a, b); }
     static F min(F a, F b) { return _mm512_min_ps(a, b); }
     static F keep_not_less(F v, F x, F low) {
@@ -46,10 +48,9 @@ struct Avx512 {
     static F load_u8(const uint8_t* p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
     }
-    static void load_bf16_pairs(const uint8_t* p, F& first, F& second) {
-        const I v = bytes(p);
-        first = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
-        second = _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int(0xffff0000u))));
+    static F bf16_first(const uint8_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(bytes(p), 16)); }
+    static F bf16_second(const uint8_t* p) {
+        return _mm512_castsi512_ps(_mm512_and_si512(bytes(p), _mm512_set1_epi32(int(0xffff0000u))));
     }
 
     static I quad(const int8_t* p) {

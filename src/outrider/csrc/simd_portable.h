@@ -9,6 +9,7 @@ namespace {
 struct Portable {
     static constexpr int L = 8, H = 2;
     static constexpr int kPhases = 2;
+    static constexpr int kFloatRows = 4;
     using Narrow = Portable;
     typedef float F __attribute__((vector_size(32)));
     typedef int32_t I __attribute__((vector_size(32)));
@@ -30,6 +31,7 @@ struct Portable {
     static F mul(F a, F b) { return a * b; }
     static F div(F a, F b) { return a / b; }
     static F fma(F a, F b, F c) { return a * b + c; }
+    static void add_product(F& a, F b, F c) { a = fma(b, c, a); }
     static F select(I mask, F a, F b) { return F((mask & I(a)) | (~mask & I(b))); }
     static F max(F a, F b) { return select(a > b, a, b); }
     static F min(F a, F b) { return select(a < b, a, b); }
@@ -55,11 +57,8 @@ struct Portable {
         for (int i = 0; i < L; ++i) v[i] = float(p[i]);
         return v;
     }
-    static void load_bf16_pairs(const uint8_t* p, F& first, F& second) {
-        const U v = get<U>(p);
-        first = F(v << 16);
-        second = F(v & U(int1(int32_t(0xffff0000u))));
-    }
+    static F bf16_first(const uint8_t* p) { return F(get<U>(p) << 16); }
+    static F bf16_second(const uint8_t* p) { return F(get<U>(p) & U(int1(int32_t(0xffff0000u)))); }
     static void transpose8(const F (&r)[8], float* out, int64_t ldo) {
         for (int c = 0; c < 8; ++c)
             for (int j = 0; j < 8; ++j) out[c * ldo + j] = r[j][c];

@@ -1,7 +1,7 @@
 // The avx512 variant of the kernels, compiled with its own machine flags; absent where the compiler has none of them.
 #include "kernels.h"
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(OUTRIDER_EMULATE)
 #include "simd_avx512.h"
 
 #include "attention_impl.h"
@@ -11,7 +11,7 @@
 namespace outrider {
 
 const Kernels* avx512_kernels() {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(OUTRIDER_EMULATE)
     static constexpr Kernels table = [] {
         Kernels k{};
         k.name = "avx512";

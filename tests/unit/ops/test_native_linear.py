@@ -160,6 +160,19 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, variant: str) -> None
         assert np.array_equal(native.linear(x, [matrix])[0], alone), f"{threads} threads"
 
 
+@pytest.mark.skipif("avxvnni" not in VARIANTS, reason="this processor has no AVX-VNNI (make emulate runs it anywhere)")
+@pytest.mark.parametrize("name", ["f32", "bf16", *GGUF_TYPES])
+def test_avxvnni_has_the_bits_of_avx2(name: str) -> None:
+    matrix = matrix_of(name, 40, 512)
+    x = np.random.default_rng(3).standard_normal((9, 512)).astype(np.float32)
+    results = []
+    for other in ("avx2", "avxvnni"):
+        native.set_variant(other)
+        results.append(native.linear(x, [matrix])[0])
+    native.set_variant("auto")
+    assert np.array_equal(*results)
+
+
 def test_several_matrices_share_their_input(variant: str) -> None:
     """Of different formats and sizes, with and without bias: as each alone."""
     x = np.random.default_rng(5).standard_normal((9, 512)).astype(np.float32)
