@@ -153,13 +153,15 @@ def test_several_tokens_on_a_filled_cache_are_the_bits_of_single_steps(
 def test_logits_are_those_of_the_reference_up_to_eight_bit_activations(
     variant: str, target: NativeDecoder, opened: OpenModel
 ) -> None:
-    ids = opened.tokenizer.encode(PROMPTS[2])
     decoder = Decoder(opened.config, opened.dense_weights(torch.float32), torch.device("cpu"))
-    exact, packed = (_logits(model, ids) for model in (decoder, target))
-    errors = (packed - exact).abs()
-    spread = exact.std()
-    assert errors.mean() < 0.03 * spread, f"mean error {errors.mean():.3f} where logits spread by {spread:.2f}"
-    assert (packed.argmax(-1) == exact.argmax(-1)).float().mean() >= 0.8
+    errors, agreements = [], []
+    for prompt in PROMPTS:  # one prompt's error is chance: 0.023 to 0.047 of the spread
+        ids = opened.tokenizer.encode(prompt)
+        exact, packed = (_logits(model, ids) for model in (decoder, target))
+        errors.append(float((packed - exact).abs().mean() / exact.std()))
+        agreements.append(float((packed.argmax(-1) == exact.argmax(-1)).float().mean()))
+    assert np.mean(errors) < 0.04, f"mean errors {errors} of the logits' spread"
+    assert np.mean(agreements) >= 0.9
 
 
 def test_float32_weights_give_the_references_logits(variant: str, opened: OpenModel) -> None:

@@ -1,5 +1,5 @@
 // Paged attention over a SIMD traits type: online softmax in float32 over pieces of 64 keys at fixed places, so that a
-// row's result depends on its own keys only. Keys are the lanes of the scores, dimensions the lanes of the mix.
+// row's result depends on its own keys only.
 #pragma once
 
 #include "rows_impl.h"
@@ -19,65 +19,67 @@ inline typename S::F load_kv(const AttentionTask& t, const void* base, int64_t e
     return load_n<S>(static_cast<const float*>(base) + element, n);
 }
 
-// Where the key of a position lies. In a tree several nodes share a position, and each row has its own ancestors there.
-inline int64_t element_of(const AttentionTask& t, int64_t position) {
-    const int64_t place = t.tree && position >= t.tree_start ? t.tree[position - t.tree_start] : position;
-    const int64_t block = t.block_table[place / t.block_size];
-    return (block * t.block_size + place % t.block_size) * t.kv_heads * t.head_dim;
+// Where the keys of positions [begin, begin + n) lie, as elements of the cache: block by block, but in a tree, where
+// several nodes share a position, by the row's own ancestors.
+inline void find_places(const AttentionTask& t, int64_t begin, int64_t n, int64_t* at) {
+    const int64_t width = t.kv_heads * t.head_dim;
+    int64_t in_order = t.tree ? t.tree_start - begin : n, i = 0;
+    in_order = in_order < 0 ? 0 : in_order < n ? in_order : n;
+    while (i < in_order) {
+        const int64_t inside = (begin + i) % t.block_size, left = t.block_size - inside;
+        const int64_t stop = i + (left < in_order - i ? left : in_order - i);
+        int64_t element = (t.block_table[(begin + i) / t.block_size] * t.block_size + inside) * width;
+        for (; i < stop; ++i, element += width) at[i] = element;
+    }
+    for (; i < n; ++i) {
+        const int64_t place = t.tree[begin + i - t.tree_start];
+        at[i] = (t.block_table[place / t.block_size] * t.block_size + place % t.block_size) * width;
+    }
 }
 
-// Ask for the K (or V) of keys [begin, end) ahead of their use: heads lie apart, so the processor does not foresee them.
-inline void fetch(const AttentionTask& t, const void* base, int64_t begin, int64_t end) {
+// Ask for a key (or value) ahead of its use: heads lie apart, so the processor does not foresee it. Into the second cache:
+// the first is in use, and taking lines into it would keep back the reads of the present keys.
+inline void fetch(const AttentionTask& t, const void* base, int64_t at) {
     const int64_t width = t.half ? 2 : 4;
-    for (int64_t at = begin; at < end; ++at) {
-        const uint8_t* p = static_cast<const uint8_t*>(base) + element_of(t, at) * width;
-        for (int64_t line = 0; line < t.head_dim * width; line += 64) __builtin_prefetch(p + line);
-    }
+    const uint8_t* p = static_cast<const uint8_t*>(base) + at * width;
+    for (int64_t line = 0; line < t.head_dim * width; line += 64) __builtin_prefetch(p + line, 0, 2);
 }
 
-// Keys [begin, begin + n) as tile[d][16]; lanes beyond n are zero.
+// Keys (or values) at n places as float tile[j][padded]; what lies beyond is zero. Meanwhile those at `count` places of
+// `ahead` are fetched, one after each, so that the requests do not block the reads.
 template <class S>
-inline void load_keys(const AttentionTask& t, int64_t begin, int n, float* tile) {
-    using N = typename S::Narrow;  // 8 lanes, for 8 x 8 transposes
-    int64_t at[kKeyTile];
-    for (int j = 0; j < n; ++j) at[j] = element_of(t, begin + j);
-    for (int j0 = 0; j0 < kKeyTile; j0 += 8) {
-        for (int64_t d = 0; d < t.head_dim; d += 8) {
-            const int64_t left = t.head_dim - d;
-            typename N::F r[8];
-            for (int j = 0; j < 8; ++j)
-                r[j] = j0 + j < n ? load_kv<N>(t, t.keys, at[j0 + j] + d, left) : N::zero();
-            if (left >= 8) {
-                N::transpose8(r, tile + d * kKeyTile + j0, kKeyTile);
-                continue;
-            }
-            alignas(64) float tmp[8 * 8];
-            N::transpose8(r, tmp, 8);
-            for (int64_t i = 0; i < left; ++i)
-                for (int j = 0; j < 8; ++j) tile[(d + i) * kKeyTile + j0 + j] = tmp[8 * i + j];
+inline void load_tile(const AttentionTask& t, const void* base, const int64_t* at, int64_t n, const int64_t* ahead,
+                      int64_t count, float* tile, int64_t padded) {
+    for (int64_t j = 0; j < kKeyTile; ++j, tile += padded) {
+        if (j < count) fetch(t, base, ahead[j]);
+        if (j < n && t.half && t.head_dim % kKeyTile == 0) {
+            const uint16_t* p = static_cast<const uint16_t*>(base) + at[j];
+#pragma GCC unroll 4
+            for (int64_t d = 0; d < padded; d += S::L) S::store(tile + d, S::load_half(p + d));
+            continue;
+        }
+        for (int64_t d = 0; d < padded; d += S::L) {
+            const int64_t left = j < n ? t.head_dim - d : 0;
+            S::store(tile + d, left > 0 ? load_kv<S>(t, base, at[j] + d, left) : S::zero());
         }
     }
 }
 
-// Scores of NQ queries with the 16 keys of a tile.
-template <class S, int NQ>
-inline void score(const float* const* q, const float* tile, int64_t head_dim, float* const* out) {
-    using F = typename S::F;
-    constexpr int H = kKeyTile / S::L;
-    F a[NQ][H];
-    for (int i = 0; i < NQ; ++i)
-        for (int h = 0; h < H; ++h) a[i][h] = S::zero();
-    for (int64_t d = 0; d < head_dim; ++d) {
-        F k[H];
-        for (int h = 0; h < H; ++h) k[h] = S::load(tile + d * kKeyTile + S::L * h);
-#pragma GCC unroll 4
-        for (int i = 0; i < NQ; ++i) {
-            const F v = S::set1(q[i][d]);
-            for (int h = 0; h < H; ++h) a[i][h] = S::fma(v, k[h], a[i][h]);
-        }
+// Scores of a query with 8 keys of a tile: products by lanes, then the lanes by one fixed tree.
+template <class S>
+inline void score(const float* q, int64_t head_dim, const float* tile, int64_t padded, float* out) {
+    using N = typename S::Narrow;
+    typename S::F a[8];
+    for (int j = 0; j < 8; ++j) a[j] = S::zero();
+    for (int64_t d = 0; d < head_dim; d += S::L) {
+        const typename S::F v = load_n<S>(q + d, head_dim - d);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) a[j] = S::fma(v, S::load(tile + j * padded + d), a[j]);
     }
-    for (int i = 0; i < NQ; ++i)
-        for (int h = 0; h < H; ++h) S::store(out[i] + S::L * h, a[i][h]);
+    typename N::F half[8];
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) half[j] = S::halved(a[j]);
+    N::store(out, N::sums8(half));
 }
 
 // acc[0..D) += sum over keys j of p[j] * tile[j][0..D), for the D = N * L dimensions at `tile`; absent keys are skipped.
@@ -96,13 +98,10 @@ inline void mix(const float* p, uint32_t present, const float* tile, int64_t str
 // Which of the keys [begin, begin + 16) row i sees, as bits.
 inline uint32_t visible(const AttentionTask& t, int i, int64_t begin, int64_t end) {
     const int64_t last = t.position[i];
-    const int64_t low = t.window > 0 ? last - t.window + 1 : 0;
-    uint32_t bits = 0;
-    for (int j = 0; j < kKeyTile; ++j) {
-        const int64_t at = begin + j;
-        bits |= uint32_t(at < end && at <= last && at >= low) << j;
-    }
-    return bits;
+    int64_t low = t.window > 0 ? last - t.window + 1 - begin : 0, high = (last < end ? last + 1 : end) - begin;
+    low = low > 0 ? low : 0;
+    high = high < kKeyTile ? high : kKeyTile;
+    return low < high ? (1u << high) - (1u << low) : 0u;
 }
 
 template <class S>
@@ -115,34 +114,34 @@ void attend(const AttentionTask& t, int64_t begin, int64_t end, float* acc, floa
     const float inf = __builtin_inff();
     for (int64_t i = 0; i < queries * padded; ++i) acc[i] = 0.0f;
     for (int i = 0; i < queries; ++i) maximum[i] = -inf, total[i] = 0.0f;
-    for (int64_t piece = begin; piece < end; piece += kPiece) {
-        const int64_t stop = piece + kPiece < end ? piece + kPiece : end;
+    const auto keys_from = [&](int64_t at, int64_t stop) { return stop - at < kPiece ? (stop > at ? stop - at : 0) : kPiece; };
+    int64_t places[2][kPiece];  // of a piece, and of the one whose keys and values are fetched meanwhile
+    int64_t count = keys_from(begin, end);
+    find_places(t, begin, count, places[0]);
+    for (int64_t j = 0; j < count; ++j) fetch(t, t.keys, places[0][j]);
+    for (int64_t j = 0; j < count; ++j) fetch(t, t.values, places[0][j]);
+    int now = 0;
+    for (int64_t piece = begin; piece < end; piece += kPiece, now ^= 1) {
+        const int64_t* at = places[now];
+        const int64_t* ahead = places[now ^ 1];
+        const int64_t stop = piece + keys_from(piece, end);
+        count = keys_from(piece + kPiece, t.ready > end ? t.ready : end);
+        find_places(t, piece + kPiece, count, places[now ^ 1]);
         uint32_t any = 0;
         for (int k = 0; k < tiles; ++k)
             for (int i = 0; i < t.rows; ++i) any |= visible(t, i, piece + k * kKeyTile, stop) ? 1u << k : 0u;
-        if (!any) continue;
         for (int k = 0; k < tiles; ++k) {
             if (!(any >> k & 1u)) continue;
-            const int64_t at = piece + k * kKeyTile, next = at + kKeyTile;
-            fetch(t, t.keys, next, next + kKeyTile < end ? next + kKeyTile : end);
-            fetch(t, t.values, at, next < stop ? next : stop);
-            load_keys<S>(t, at, int(stop - at < kKeyTile ? stop - at : kKeyTile), tile);
-            for (int i = 0; i < queries; i += 4) {
-                const int n = queries - i < 4 ? queries - i : 4;
-                const float* q[4];
-                float* out[4];
-                for (int j = 0; j < n; ++j) {
-                    q[j] = t.query + (i + j) / t.heads * t.ldq + (i + j) % t.heads * t.head_dim;
-                    out[j] = scores + (i + j) * kPiece + k * kKeyTile;
-                }
-                switch (n) {
-                    case 1: score<S, 1>(q, tile, t.head_dim, out); break;
-                    case 2: score<S, 2>(q, tile, t.head_dim, out); break;
-                    case 3: score<S, 3>(q, tile, t.head_dim, out); break;
-                    default: score<S, 4>(q, tile, t.head_dim, out); break;
-                }
+            const int64_t from = k * kKeyTile;
+            load_tile<S>(t, t.keys, at + from, stop - piece - from, ahead + from, count - from, tile, padded);
+            for (int i = 0; i < queries; ++i) {
+                const float* q = t.query + i / t.heads * t.ldq + i % t.heads * t.head_dim;
+                float* out = scores + i * kPiece + from;
+                score<S>(q, t.head_dim, tile, padded, out);
+                score<S>(q, t.head_dim, tile + 8 * padded, padded, out + 8);
             }
         }
+        if (!any) continue;
         for (int row = 0; row < t.rows; ++row) {
             uint32_t bits[tiles], sees = 0;
             for (int k = 0; k < tiles; ++k) sees |= bits[k] = visible(t, row, piece + k * kKeyTile, stop);
@@ -153,8 +152,11 @@ void attend(const AttentionTask& t, int64_t begin, int64_t end, float* acc, floa
                     for (int j = 0; j < kPiece; ++j) s[j] = 0.0f;
                     continue;
                 }
-                for (int j = 0; j < kPiece; ++j)
-                    if (!(bits[j / kKeyTile] >> j % kKeyTile & 1u)) s[j] = -inf;
+                for (int k = 0; k < tiles; ++k) {
+                    if (bits[k] == (1u << kKeyTile) - 1) continue;
+                    for (int j = 0; j < kKeyTile; ++j)
+                        if (!(bits[k] >> j & 1u)) s[k * kKeyTile + j] = -inf;
+                }
                 typename S::F top = S::set1(-inf), sum = S::zero();
                 for (int j = 0; j < kPiece; j += S::L) top = S::max(S::load(s + j), top);
                 float most = lane_max<S>(top);
@@ -173,20 +175,13 @@ void attend(const AttentionTask& t, int64_t begin, int64_t end, float* acc, floa
         }
         for (int k = 0; k < tiles; ++k) {
             if (!(any >> k & 1u)) continue;
-            const int64_t at = piece + k * kKeyTile;
-            const int n = int(stop - at < kKeyTile ? stop - at : kKeyTile);
-            for (int j = 0; j < n; ++j) {
-                const int64_t element = element_of(t, at + j);
-                for (int64_t d = 0; d < padded; d += S::L) {
-                    const int64_t left = t.head_dim - d;
-                    S::store(tile + j * padded + d, left > 0 ? load_kv<S>(t, t.values, element + d, left) : S::zero());
-                }
-            }
+            const int64_t from = k * kKeyTile;
+            load_tile<S>(t, t.values, at + from, stop - piece - from, ahead + from, count - from, tile, padded);
             for (int row = 0; row < t.rows; ++row) {
-                const uint32_t bits = visible(t, row, at, stop);
+                const uint32_t bits = visible(t, row, piece + from, stop);
                 if (!bits) continue;
                 for (int i = row * t.heads; i < (row + 1) * t.heads; ++i) {
-                    const float* p = scores + i * kPiece + k * kKeyTile;
+                    const float* p = scores + i * kPiece + from;
                     float* a = acc + i * padded;
                     int64_t d = 0;
                     for (; d + 64 <= padded; d += 64) mix<S, 64 / S::L>(p, bits, tile + d, padded, a + d);

@@ -37,6 +37,7 @@ struct AttentionTask {
     int64_t window;           // 0: none; else keys of positions <= position - window are not seen
     const int64_t* tree;      // null, or the places of the row's keys from position tree_start on; then rows is 1
     int64_t tree_start;       // keys of positions before it, or of all without a tree, are at their own place
+    int64_t ready;            // keys below it are read next and may be fetched
     float* scratch;          // attention_scratch() floats, owned by the thread
 };
 

@@ -218,6 +218,7 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
         t.window = window;
         t.tree = nullptr;
         t.tree_start = b.tree_start.empty() ? c.seen : b.tree_start[size_t(c.request)];
+        t.ready = c.seen < t.tree_start ? c.seen : t.tree_start;
         t.scratch = own;
         return t;
     };
@@ -270,11 +271,15 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
         });
         return;
     }
-    team.share(b.partials, 1, [&](int64_t begin, int64_t) {
+    // Neighbours go to one thread, which fetches the next while it computes one.
+    const int64_t grain = std::max<int64_t>(1, b.partials / (4 * team.threads()));
+    team.share(b.partials, grain, [&](int64_t begin, int64_t end) {
         size_t i = 0;
-        while (i + 1 < b.chunks.size() && b.chunks[i + 1].first_partial <= begin) ++i;
-        const AttentionBatch::Chunk& c = b.chunks[i];
-        part(c, begin - c.first_partial, State(shared + begin * state, c.rows * group, padded));
+        for (int64_t at = begin; at < end; ++at) {
+            while (i + 1 < b.chunks.size() && b.chunks[i + 1].first_partial <= at) ++i;
+            const AttentionBatch::Chunk& c = b.chunks[i];
+            part(c, at - c.first_partial, State(shared + at * state, c.rows * group, padded));
+        }
     });
     team.share(int64_t(b.chunks.size()), 1, [&](int64_t begin, int64_t) {
         const AttentionBatch::Chunk& c = b.chunks[size_t(begin)];

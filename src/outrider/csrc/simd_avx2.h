@@ -80,6 +80,19 @@ struct Avx2 {
         store(out + 7 * ldo, _mm256_permute2f128_ps(b3, b7, 0x31));
     }
 
+    // The sums of each vector's lanes.
+    static F sums8(const F (&r)[8]) {
+        F four[2];
+        for (int i = 0; i < 2; ++i) {
+            const F a = _mm256_add_ps(_mm256_unpacklo_ps(r[4 * i], r[4 * i + 1]), _mm256_unpackhi_ps(r[4 * i], r[4 * i + 1]));
+            const F b = _mm256_add_ps(_mm256_unpacklo_ps(r[4 * i + 2], r[4 * i + 3]),
+                                      _mm256_unpackhi_ps(r[4 * i + 2], r[4 * i + 3]));
+            four[i] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+        }
+        return _mm256_add_ps(_mm256_permute2f128_ps(four[0], four[1], 0x20), _mm256_permute2f128_ps(four[0], four[1], 0x31));
+    }
+    static F halved(F v) { return v; }  // a vector folded to 8 lanes
+
     // ---- integer products ----
     static I quad(const int8_t* p) {  // 4 codes to all lanes
         int32_t v;

@@ -53,6 +53,10 @@ struct Avx512 {
         return _mm512_castsi512_ps(_mm512_and_si512(bytes(p), _mm512_set1_epi32(int(0xffff0000u))));
     }
 
+    static __m256 halved(F v) {
+        return _mm256_add_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)));
+    }
+
     static I quad(const int8_t* p) {
         int32_t v;
         __builtin_memcpy(&v, p, 4);

@@ -64,6 +64,17 @@ struct Portable {
             for (int j = 0; j < 8; ++j) out[c * ldo + j] = r[j][c];
     }
 
+    // The sums of each vector's lanes.
+    static F sums8(const F (&r)[8]) {
+        F sums;
+        for (int j = 0; j < 8; ++j) {
+            const F v = r[j];
+            sums[j] = ((v[0] + v[2]) + (v[1] + v[3])) + ((v[4] + v[6]) + (v[5] + v[7]));
+        }
+        return sums;
+    }
+    static F halved(F v) { return v; }  // a vector folded to 8 lanes
+
     // Four quads of a group for all 16 channels: the bytes of lane i are 4 columns of channel i.
     template <Format FMT>
     struct Codes {
