@@ -1,4 +1,4 @@
-"""Run the kernel tests over the package in the folder given, past any editable install: ``make sanitize``, ``make emulate``."""
+"""Run the kernel tests over the package in a folder, past any editable install: ``make sanitize``, ``make emulate``."""
 
 from __future__ import annotations
 
