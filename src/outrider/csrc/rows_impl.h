@@ -41,6 +41,8 @@ inline float lane_max(typename S::F v) {
     return t[0];
 }
 
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
+
 // e^x: x = n ln 2 + r with |r| <= ln 2 / 2, then the series of e^r up to r^7 (relative error below 2^-22).
 // 0 below -87.3 (the edge of the normal numbers); saturates above 88.3; a NaN stays a NaN.
 template <class S>
@@ -48,7 +50,7 @@ inline typename S::F exp(typename S::F x) {
     using F = typename S::F;
     const F low = S::set1(-87.3f);
     const F t = S::min(S::set1(88.3f), S::max(low, x));
-    const F magic = S::set1(12582912.0f);  // 1.5 * 2^23
+    const F magic = S::set1(kRound);
     const F biased = S::fma(t, S::set1(1.44269504089f), magic);
     const F n = S::sub(biased, magic);
     F r = S::fma(n, S::set1(-0.693359375f), t);
@@ -71,84 +73,83 @@ inline float exp1(float x) {
     return t[0];
 }
 
-// How a group is rounded: x = code * scale, code = round(x * by).
-struct Rounding {
-    float by, scale;
-};
+constexpr float kTopCode[4] = {127.0f, 126.0f, 125.0f, 124.0f};
 
-// The rounding that leaves the least squared error of the four that give the largest of 32 magnitudes the code 127, 126,
-// 125 or 124. For codes q the best scale is xq / qq and leaves xx - xq^2 / qq, sums of products over the group. Where a
-// NaN or an infinity is among the values the scale is NaN.
+// 32 values of group g of a row of n, zero beyond its end.
 template <class N>
-inline Rounding best_rounding(const float* x, float largest) {
+inline void load_group(const float* x, int64_t n, int64_t g, typename N::F (&v)[kGroup / 8]) {
+    for (int i = 0; i < kGroup / 8; ++i) {
+        const int64_t at = g * kGroup + 8 * i;
+        v[i] = at < n ? load_n<N>(x + at, n - at) : N::zero();
+    }
+}
+
+// Sums of products over a group with the codes that give its largest magnitude the code 127, 126, 125 and 124: xq of the
+// four, then qq of the four; x is times `unit`, 127 / largest.
+template <class N>
+inline typename N::F products(const typename N::F (&x)[kGroup / 8], float unit) {
     using F = typename N::F;
-    constexpr float code[4] = {127.0f, 126.0f, 125.0f, 124.0f};
-    const F magic = N::set1(12582912.0f);
-    const float unit = 127.0f / largest;
-    F v[kGroup / 8], products[8];  // xq and qq of each
-    for (int i = 0; i < kGroup / 8; ++i) v[i] = N::mul(N::load(x + 8 * i), N::set1(unit));
+    const F magic = N::set1(kRound);
+    F v[kGroup / 8], sums[8];
+    for (int i = 0; i < kGroup / 8; ++i) v[i] = N::mul(x[i], N::set1(unit));
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
-        const F by = N::set1(code[k] / 127.0f);
+        const F by = N::set1(kTopCode[k] / 127.0f);
         F xq = N::zero(), qq = N::zero();
         for (int i = 0; i < kGroup / 8; ++i) {
             const F q = N::sub(N::fma(v[i], by, magic), magic);
             xq = N::fma(v[i], q, xq);
             qq = N::fma(q, q, qq);
         }
-        products[k] = xq;
-        products[4 + k] = qq;
+        sums[k] = xq;
+        sums[4 + k] = qq;
     }
-    alignas(64) float lanes[8][8], sum[8];
-    N::transpose8(products, lanes[0], 8);
-    F total = N::load(lanes[0]);
-    for (int i = 1; i < 8; ++i) total = N::add(total, N::load(lanes[i]));
-    N::store(sum, total);
-    int best = 0;
-    float scale = sum[0] / sum[4], gain = sum[0] * scale;
-    for (int k = 1; k < 4; ++k) {
-        const float other = sum[k] / sum[4 + k], more = sum[k] * other;
-        best = more > gain ? k : best;
-        scale = more > gain ? other : scale;
-        gain = more > gain ? more : gain;
-    }
-    return {unit * (code[best] / 127.0f), scale / unit};
+    return N::sums8(sums);
 }
 
-// Groups are rounded by best_rounding. A NaN or infinity makes the scale NaN, and the row's result.
+// Each group is rounded with the scale that leaves the least squared error of four, of which kTopCode names the largest
+// code. For codes q the best scale is xq / qq and leaves xx - xq^2 / qq. A NaN or infinity makes the scale NaN, and the
+// row's result. Each step goes over some groups before the next, as the steps of one group wait for each other.
 template <class S>
 void quantize(const float* x, int64_t n, int64_t g0, int64_t g1, Activation* out, int64_t stride) {
-    union Bits { float f; uint32_t u; int32_t i; };
-    for (int64_t g = g0; g < g1; ++g) {
-        Activation& a = out[g * stride];
-        alignas(64) float v[kGroup];
-        const float* xg = x + g * kGroup;
-        const int64_t valid = n - g * kGroup;
-        if (valid < kGroup) {
-            for (int i = 0; i < kGroup; ++i) v[i] = i < valid ? xg[i] : 0.0f;
-            xg = v;
+    using N = typename S::Narrow;
+    using F = typename N::F;
+    constexpr int batch = 8;
+    alignas(64) float unit[batch], sums[batch][8], scale[batch][8], gain[batch][8];
+    F v[kGroup / 8];
+    for (int64_t from = g0; from < g1; from += batch) {
+        const int count = int(g1 - from < batch ? g1 - from : batch);
+        for (int g = 0; g < count; ++g) {
+            load_group<N>(x, n, from + g, v);
+            F top = N::zero();
+            for (int i = 0; i < kGroup / 8; ++i) top = N::abs_bits_max(top, v[i]);
+            unit[g] = 127.0f / N::largest_bits(top);
         }
-        typename S::F top = S::zero();
-        for (int i = 0; i < kGroup; i += S::L) top = S::abs_bits_max(top, S::load(xg + i));
-        alignas(64) Bits t[S::L];
-        S::store(&t[0].f, top);
-        Bits largest;
-        largest.u = 0;
-        for (int i = 0; i < S::L; ++i) largest.u = t[i].u > largest.u ? t[i].u : largest.u;
-        const bool empty = largest.f < 1e-30f;
-        const Rounding rounding = empty ? Rounding{0.0f, 0.0f} : best_rounding<typename S::Narrow>(xg, largest.f);
-        const typename S::F by = S::set1(rounding.by), magic = S::set1(12582912.0f);
-        alignas(64) Bits rounded[kGroup];
-        for (int i = 0; i < kGroup; i += S::L) S::store(&rounded[i].f, S::add(S::mul(S::load(xg + i), by), magic));
-        int32_t sum[2] = {0, 0};
-        for (int i = 0; i < kGroup; ++i) a.code[i] = int8_t(rounded[i].u - 0x4b400000u);
-        for (int i = 0; i < kGroup / 2; ++i) sum[0] += a.code[i];
-        for (int i = kGroup / 2; i < kGroup; ++i) sum[1] += a.code[i];
-        a.scale = rounding.scale;
-        a.sum = sum[0] + sum[1];
-        a.sum_scaled = a.scale * float(a.sum);
-        a.half_sum[0] = int16_t(sum[0]);
-        a.half_sum[1] = int16_t(sum[1]);
+        for (int g = 0; g < count; ++g) {
+            load_group<N>(x, n, from + g, v);
+            N::store(sums[g], products<N>(v, unit[g]));
+        }
+        for (int g = 0; g < count; ++g) {
+            const F s = N::load(sums[g]), fitted = N::div(s, N::halves_swapped(s));  // xq / qq in the first four lanes
+            N::store(scale[g], fitted);
+            N::store(gain[g], N::mul(s, fitted));
+        }
+        for (int g = 0; g < count; ++g) {
+            Activation& a = out[(from + g) * stride];
+            int best = 0;
+            for (int k = 1; k < 4; ++k) best += (k - best) * int(gain[g][k] > gain[g][best]);  // no branch: none foresees it
+            const bool empty = unit[g] > 127.0f / 1e-30f;
+            const F by = N::set1(empty ? 0.0f : unit[g] * (kTopCode[best] / 127.0f));
+            load_group<N>(x, n, from + g, v);
+            for (int i = 0; i < kGroup / 8; ++i) v[i] = N::add(N::mul(v[i], by), N::set1(kRound));
+            int32_t sum[2];
+            N::store_codes(v, a.code, sum);
+            a.scale = empty ? 0.0f : scale[g][best] / unit[g];
+            a.sum = sum[0] + sum[1];
+            a.sum_scaled = a.scale * float(a.sum);
+            a.half_sum[0] = int16_t(sum[0]);
+            a.half_sum[1] = int16_t(sum[1]);
+        }
     }
 }
 

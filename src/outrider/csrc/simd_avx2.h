@@ -60,26 +60,25 @@ struct Avx2 {
         asm("vpand %1, %0, %0" : "+x"(v) : "m"(high));  // a mask in a register would cost a row its own
         return _mm256_castsi256_ps(v);
     }
-    // rows[0..7] at 8 columns each, transposed: out[c * ldo + 0..7].
-    static void transpose8(const F (&r)[8], float* out, int64_t ldo) {
-        const F a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]);
-        const F a2 = _mm256_unpacklo_ps(r[2], r[3]), a3 = _mm256_unpackhi_ps(r[2], r[3]);
-        const F a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]);
-        const F a6 = _mm256_unpacklo_ps(r[6], r[7]), a7 = _mm256_unpackhi_ps(r[6], r[7]);
-        const F b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee);
-        const F b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
-        const F b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee);
-        const F b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
-        store(out + 0 * ldo, _mm256_permute2f128_ps(b0, b4, 0x20));
-        store(out + 1 * ldo, _mm256_permute2f128_ps(b1, b5, 0x20));
-        store(out + 2 * ldo, _mm256_permute2f128_ps(b2, b6, 0x20));
-        store(out + 3 * ldo, _mm256_permute2f128_ps(b3, b7, 0x20));
-        store(out + 4 * ldo, _mm256_permute2f128_ps(b0, b4, 0x31));
-        store(out + 5 * ldo, _mm256_permute2f128_ps(b1, b5, 0x31));
-        store(out + 6 * ldo, _mm256_permute2f128_ps(b2, b6, 0x31));
-        store(out + 7 * ldo, _mm256_permute2f128_ps(b3, b7, 0x31));
+    static float largest_bits(F v) {  // of the lanes, none negative
+        __m128i m = _mm_max_epi32(_mm_castps_si128(_mm256_castps256_ps128(v)), _mm_castps_si128(_mm256_extractf128_ps(v, 1)));
+        m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+        m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+        return _mm_cvtss_f32(_mm_castsi128_ps(m));
     }
-
+    // 32 integers in [-127, 127] to which 1.5 * 2^23 was added, and the sums of the first 16 and of the rest.
+    static void store_codes(const F (&biased)[4], int8_t* out, int32_t (&sum)[2]) {
+        I n[4];
+        for (int i = 0; i < 4; ++i) n[i] = _mm256_sub_epi32(_mm256_castps_si256(biased[i]), _mm256_set1_epi32(0x4b400000));
+        const I mixed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+        const I codes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        _mm256_storeu_si256(reinterpret_cast<I*>(out), codes);
+        I s = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
+        s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0x4e));
+        s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0xb1));
+        sum[0] = _mm256_extract_epi32(s, 0);
+        sum[1] = _mm256_extract_epi32(s, 4);
+    }
     // The sums of each vector's lanes.
     static F sums8(const F (&r)[8]) {
         F four[2];
@@ -91,6 +90,7 @@ struct Avx2 {
         }
         return _mm256_add_ps(_mm256_permute2f128_ps(four[0], four[1], 0x20), _mm256_permute2f128_ps(four[0], four[1], 0x31));
     }
+    static F halves_swapped(F v) { return _mm256_permute2f128_ps(v, v, 1); }
     static F halved(F v) { return v; }  // a vector folded to 8 lanes
 
     // ---- integer products ----

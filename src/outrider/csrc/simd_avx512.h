@@ -1,5 +1,5 @@
-// SIMD traits of AVX-512 with VNNI: 16 lanes, so a block of 16 channels is one vector. The 8 x 8 transposes are AVX2's.
-// Weights in bf16 are widened: activations stay float32, where VDPBF16PS would round them.
+// SIMD traits of AVX-512 with VNNI: 16 lanes, so a block of 16 channels is one vector. Groups of activations are rounded by
+// AVX2. Weights in bf16 are widened: activations stay float32, where VDPBF16PS would round them.
 #pragma once
 
 #include "simd_avx2.h"

@@ -59,11 +59,23 @@ struct Portable {
     }
     static F bf16_first(const uint8_t* p) { return F(get<U>(p) << 16); }
     static F bf16_second(const uint8_t* p) { return F(get<U>(p) & U(int1(int32_t(0xffff0000u)))); }
-    static void transpose8(const F (&r)[8], float* out, int64_t ldo) {
-        for (int c = 0; c < 8; ++c)
-            for (int j = 0; j < 8; ++j) out[c * ldo + j] = r[j][c];
+    static float largest_bits(F v) {  // of the lanes, none negative
+        const I bits = I(v);
+        int at = 0;
+        for (int i = 1; i < L; ++i) at = bits[i] > bits[at] ? i : at;
+        return v[at];
     }
-
+    // 32 integers in [-127, 127] to which 1.5 * 2^23 was added, and the sums of the first 16 and of the rest.
+    static void store_codes(const F (&biased)[4], int8_t* out, int32_t (&sum)[2]) {
+        sum[0] = sum[1] = 0;
+        for (int i = 0; i < 4; ++i) {
+            const U n = U(biased[i]) - U(int1(0x4b400000));
+            for (int j = 0; j < L; ++j) {
+                out[L * i + j] = int8_t(n[j]);
+                sum[i / 2] += out[L * i + j];
+            }
+        }
+    }
     // The sums of each vector's lanes.
     static F sums8(const F (&r)[8]) {
         F sums;
@@ -73,6 +85,7 @@ struct Portable {
         }
         return sums;
     }
+    static F halves_swapped(F v) { return F{v[4], v[5], v[6], v[7], v[0], v[1], v[2], v[3]}; }
     static F halved(F v) { return v; }  // a vector folded to 8 lanes
 
     // Four quads of a group for all 16 channels: the bytes of lane i are 4 columns of channel i.

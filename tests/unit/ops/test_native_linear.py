@@ -56,23 +56,25 @@ def quantized(x: Floats, variant: str) -> tuple[Floats, Floats]:
     for code in np.array([127, 126, 125, 124], np.float32):
         step = code / np.float32(127)
         zero = np.float32(0)
-        # [rows, groups, 4, 8]: each lane adds its four products in order, and then the lanes are added in order.
+        # [rows, groups, 4, 8]: each lane adds its four products in order, and then the lanes are added.
         values, q = (a.reshape(*groups.shape[:2], 4, 8) for a in (scaled, np.rint(multiply_add(scaled, step, zero))))
         xq, qq = np.zeros_like(values[:, :, 0]), np.zeros_like(values[:, :, 0])
         for i in range(4):
             xq = multiply_add(values[:, :, i], q[:, :, i], xq)
             qq = multiply_add(q[:, :, i], q[:, :, i], qq)
-        ratios.append(in_order(xq) / in_order(qq))
-        gains.append(in_order(xq) * ratios[-1])
+        ratios.append(over_lanes(xq) / over_lanes(qq))
+        gains.append(over_lanes(xq) * ratios[-1])
         steps.append(step)
     best = np.argmax(gains, 0)
     codes = np.rint(groups * (unit * np.array(steps)[best])[..., None])
     return codes, np.take_along_axis(np.array(ratios), best[None], 0)[0] / unit
 
 
-def in_order(lanes: Floats) -> Floats:
-    """Sums over the last axis in float32, from the first to the last."""
-    return np.cumsum(lanes, -1, dtype=np.float32)[..., -1]
+def over_lanes(v: Floats) -> Floats:
+    """Sums of the 8 lanes, the last axis, in float32."""
+    v = v[..., :2] + v[..., 2:4], v[..., 4:6] + v[..., 6:]
+    low, high = (pair[..., 0] + pair[..., 1] for pair in v)
+    return low + high
 
 
 @pytest.mark.parametrize("name", GGUF_TYPES)
