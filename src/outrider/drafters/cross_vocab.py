@@ -281,7 +281,7 @@ class _TextChain:
         """Places for the context and all that was drafted."""
         return self.context_len + len(self.draft_ids)
 
-    def stop(self) -> None:
+    def shrink(self) -> None:
         """Grow no further, because the cache has no room."""
         self.done = True
 

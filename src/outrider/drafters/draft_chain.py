@@ -58,9 +58,10 @@ class DraftChain:
         """The chain in the draft model's own tokens."""
         return [self.rows.draft_id(token_id) for token_id in self.token_ids]
 
-    def stop(self) -> None:
-        """Grow no further, because the cache has no room."""
-        self.stuck = True
+    def shrink(self) -> None:
+        """Read no guesses; without any, grow no further: the cache has no room."""
+        self.stuck = not self.guesses
+        self.guesses = ()
 
     def chunk(self) -> Chunk:
         """The last draft, and what may follow it."""

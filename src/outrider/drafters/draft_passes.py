@@ -36,8 +36,8 @@ class GrowingDraft(Protocol):
         """Grow by ``logits`` [rows of the chunk, draft vocab]; the first come after the context, [1, draft vocab]."""
         ...
 
-    def stop(self) -> None:
-        """Grow no further, because the cache has no room."""
+    def shrink(self) -> None:
+        """The cache has no room: feed less, or grow no further and be done."""
         ...
 
 
@@ -108,10 +108,11 @@ class DraftPasses:
                 draft.extend(logits)
 
     def _has_room(self, draft: GrowingDraft) -> bool:
-        if self._runner.kv.allocate(draft.request_id, draft.num_places):
-            return True
-        draft.stop()
-        return False
+        while not self._runner.kv.allocate(draft.request_id, draft.num_places):
+            draft.shrink()
+            if draft.done:
+                return False
+        return True
 
     def _catch_up(self, drafts: Sequence[GrowingDraft], missing: Sequence[Sequence[int]]) -> list[Tensor]:
         """Feed every missing token, in passes of bounded size; logits after the last of each."""

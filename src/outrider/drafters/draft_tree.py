@@ -66,7 +66,7 @@ class DraftTree:
         """Places that the draft's cache needs for what is fed next, and all before it."""
         return self.start + self._num_fed + len(self._expanding)
 
-    def stop(self) -> None:
+    def shrink(self) -> None:
         """Expand no further, because the cache has no room."""
         self._expanding = []
 

@@ -10,12 +10,17 @@ import pytest
 from numpy.typing import NDArray
 
 from outrider.drafters.base import DraftRequest, Proposal
+from outrider.drafters.draft_chain import DraftChain
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.draft_passes import DraftPasses
+from outrider.drafters.draft_rows import DraftRows
 from outrider.models.toy import Law, ToyModel, random_table
 from outrider.ops import native
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
+from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from tests.unit.engine.helpers import GREEDY, KSchedule, drain, recorded, run, toy_engine
 
@@ -164,3 +169,18 @@ def test_what_is_looked_up_saves_passes_and_changes_no_draft(params: SamplingPar
         assert runner.kv.num_free_blocks == runner.kv.num_blocks
     assert drafted[0] == drafted[1]
     assert passes[1] < passes[0]
+
+
+def test_guesses_without_room_are_left_out_and_the_chain_goes_on() -> None:
+    """Room for a context of 10 tokens and two drafts, but not for guesses beside them."""
+    runner = ModelRunner(ToyModel(VOCAB, LOOPING), num_blocks=3, block_size=4)
+    passes = DraftPasses(runner, 64)
+    context = [1, 2, 3] * 3 + [1]
+    assert passes.begin("r", context) == 0
+    assert passes.reserve("r", len(context))
+    request = Request("r", tuple(context), GREEDY, 0, 100)
+    entry = DraftRequest(request, 5, KeyedNoise(0), RequestLaw(GREEDY, context, vocab_size=VOCAB))
+    rows = DraftRows(np.arange(VOCAB), VOCAB)
+    chain = DraftChain(entry, rows, True, len(context), look_up=lambda tokens, most: [1] * min(most, 2))
+    passes.grow([chain], [context])
+    assert len(chain.token_ids) == 3

@@ -72,9 +72,10 @@ def quantized(x: Floats, variant: str) -> tuple[Floats, Floats]:
 
 def over_lanes(v: Floats) -> Floats:
     """Sums of the 8 lanes, the last axis, in float32."""
-    v = v[..., :2] + v[..., 2:4], v[..., 4:6] + v[..., 6:]
-    low, high = (pair[..., 0] + pair[..., 1] for pair in v)
-    return low + high
+    pairs = np.stack([v[..., :2] + v[..., 2:4], v[..., 4:6] + v[..., 6:]])
+    low, high = pairs[..., 0] + pairs[..., 1]
+    total: Floats = low + high
+    return total
 
 
 @pytest.mark.parametrize("name", GGUF_TYPES)
