@@ -104,7 +104,7 @@ emulate: setup ## the kernel tests of the avx512 and avxvnni variants too, their
 	PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/emulated
 
 CSRC := src/outrider/csrc
-BITS := tests/arm_bits.cpp $(addprefix $(CSRC)/,matrix.cpp model.cpp ops.cpp sampling.cpp suffix.cpp thread_pool.cpp variant_avx2.cpp variant_avx512.cpp variant_avxvnni.cpp variant_portable.cpp)
+BITS := tests/arm_bits.cpp $(filter-out $(CSRC)/bind_%,$(wildcard $(CSRC)/*.cpp))
 BITS_FLAGS := -std=c++17 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi -Werror -pthread -I$(CSRC)
 
 arm: ## cross-compile the kernels for Arm, run them under QEMU, and compare their bits with this processor's
