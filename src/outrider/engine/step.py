@@ -28,7 +28,7 @@ from outrider.request import Request
 from outrider.runner.model_runner import Chunk, tree_paths
 from outrider.scheduler.costs import Load
 from outrider.scheduler.scheduler import Grant
-from outrider.verification.base import check_proposal
+from outrider.verification.base import ProposalNote, check_proposal
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -47,7 +47,7 @@ def step(engine: Engine) -> list[tuple[Request, StreamPiece]]:
     engine.controller.begin_step([grant.request for grant in decoding], _load(decoding), _load(prompts))
     before_drafting = time.perf_counter()
     proposals = _propose(engine, [grant for grant in grants if grant.max_drafts])
-    drafted = [proposals.get(grant.request.request_id, Proposal()) for grant in grants]
+    drafted = [proposals.get(grant.request.request_id, _undrafted(engine, grant)) for grant in grants]
     chunks = [_chunk(grant, proposal) for grant, proposal in zip(grants, drafted, strict=True)]
     load, before_pass = _load(grants, drafted), time.perf_counter()
     try:
@@ -214,6 +214,14 @@ def _propose(engine: Engine, grants: Sequence[Grant]) -> dict[str, Proposal]:
         except ValueError as error:
             engine.stop_drafting(entry.request, str(error))
     return checked
+
+
+def _undrafted(engine: Engine, grant: Grant) -> Proposal:
+    """No drafts; where none were asked for, the note says why."""
+    decodes = grant.request.num_output_tokens > 0 and grant.num_tokens == 1
+    unasked = engine.drafter is not None and decodes and not grant.max_drafts
+    why = engine.controller.why_none(grant.request) if unasked else ""
+    return Proposal(note=ProposalNote(why=why)) if why else Proposal()
 
 
 def _legal(proposal: Proposal, entry: DraftRequest) -> Proposal:

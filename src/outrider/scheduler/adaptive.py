@@ -22,7 +22,14 @@ from itertools import accumulate
 
 from outrider.request import Request
 from outrider.scheduler.costs import SLOW, DraftCosts, Load, PassCosts, RowCosts
-from outrider.scheduler.speculation import NOT_WORTH_IT, NOTHING_FOUND, Choice, Draftable, SpeculationController
+from outrider.scheduler.speculation import (
+    NOT_WORTH_IT,
+    NOTHING_FOUND,
+    RESTING,
+    Choice,
+    Draftable,
+    SpeculationController,
+)
 from outrider.scheduler.survival import Survival, SurvivalEstimates
 
 PRIORS = {"prediction": 0.8, "ngram": 0.5}
@@ -117,6 +124,8 @@ class AdaptiveSpeculation(SpeculationController):
         self._num_steps = 0
         self._fruitless: dict[str, int] = {}
         """For each request, how often in a row nothing was drafted though it was asked."""
+        self._resting: set[str] = set()
+        """Requests for which nothing is looked up in this step."""
         self._row_costs = {True: RowCosts(), False: RowCosts()}
         self._overhead = self._drafting_seconds = self._rows_seconds = 0.0
         self._step = _Step(Load(), 0, 0, 0.0)
@@ -144,8 +153,14 @@ class AdaptiveSpeculation(SpeculationController):
             fruitless = self._fruitless.get(request.request_id, 0)
             pause = 1 + (fruitless >= _FRUITLESS) + 2 * (fruitless >= 4 * _FRUITLESS)
             if self._num_steps % pause:
+                self._resting.add(request.request_id)
                 return 0
+        self._resting.discard(request.request_id)
         return self._cap
+
+    def why_none(self, request: Request) -> str:
+        """That it rests, if it does."""
+        return RESTING if request.request_id in self._resting else ""
 
     def begin_step(self, decoding: Sequence[Request], own: Load, prompts: Load) -> None:
         """Take in what the step's pass holds without drafts."""
@@ -241,6 +256,7 @@ class AdaptiveSpeculation(SpeculationController):
     def forget(self, request_id: str) -> None:
         """Drop what is known of one request; what it taught of the drafters stays."""
         self._fruitless.pop(request_id, None)
+        self._resting.discard(request_id)
         for estimates in self._estimates.values():
             estimates.forget(request_id)
 

@@ -43,6 +43,7 @@ class Choice:
 
 NOTHING_FOUND = "nothing retrieved"
 NOT_WORTH_IT = "drafts would not pay"
+RESTING = "nothing retrieved for a while, so not looked for now"
 
 
 class SpeculationController:
@@ -51,6 +52,10 @@ class SpeculationController:
     def num_draft_tokens(self, request: Request) -> int:
         """The most tokens to make room for in the request's next step, at least 0. There may be less room."""
         raise NotImplementedError
+
+    def why_none(self, request: Request) -> str:
+        """Why ``num_draft_tokens`` last said 0 for the request; empty where that is the user's setting."""
+        return ""
 
     def begin_step(self, decoding: Sequence[Request], own: Load, prompts: Load) -> None:
         """A step begins whose pass is, without drafts, ``own`` for the ``decoding`` requests and ``prompts``."""

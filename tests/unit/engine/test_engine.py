@@ -239,6 +239,22 @@ FAULTS: dict[str, tuple[Callable[[int], Proposal], str]] = {
 }
 
 
+def test_a_step_in_which_nothing_is_asked_for_says_why() -> None:
+    class Resting(KSchedule):
+        def why_none(self, request: Request) -> str:
+            return "rests"
+
+    controller = Resting(lambda request: 2 * (request.num_output_tokens % 2))
+    (output,) = run(toy_engine(LAW, right_up_to(9), vocab_size=VOCAB, k=controller), [[1]], GREEDY)
+    stats = output.metrics.speculative_decoding
+    rested = [why for why, drafted in zip(stats.per_step_why, stats.per_step_drafted, strict=True) if not drafted]
+    assert rested[0] == "", "the first step reads the prompt"
+    assert "rests" in rested
+    assert set(rested) <= {"", "rests"}
+    (plain,) = run(toy_engine(LAW, None, vocab_size=VOCAB, k=controller), [[1]], GREEDY)
+    assert not any(plain.metrics.speculative_decoding.per_step_why), "without a drafter nothing rests"
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_broken_drafter_costs_one_request_its_drafts_and_says_so(name: str) -> None:
     fault, words = FAULTS[name]

@@ -14,7 +14,7 @@ from outrider.request import Request
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.adaptive import EXPLORATION_SHARE, AdaptiveSpeculation, ModelDrafting
 from outrider.scheduler.costs import DraftCosts, Load, PassCosts
-from outrider.scheduler.speculation import Choice, Draftable
+from outrider.scheduler.speculation import RESTING, Choice, Draftable
 
 FLAT = {1: 1.0, 4: 1.1, 8: 1.6, 16: 3.0, 32: 6.0}
 """Seconds of a pass by rows: four rows nearly for the price of one, then more and more."""
@@ -291,6 +291,8 @@ def test_in_a_crowd_looking_rests_where_it_was_fruitless() -> None:
         count = 0
         for _ in range(steps):
             wanted = [each for each in crowd if speculation.num_draft_tokens(each)]
+            for each in crowd:
+                assert speculation.why_none(each) == ("" if each in wanted else RESTING)
             plan(speculation, [retrieved(survival, of=each) for each in wanted], others=6 - len(wanted))
             count += crowd[0] in wanted
         return count
