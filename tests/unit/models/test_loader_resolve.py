@@ -72,7 +72,10 @@ def test_what_is_no_model_is_named(
 
 
 @pytest.mark.parametrize("reference", ["nonsense", "", "a/b/c", "org/model.gguf", "../x"])
-def test_unknown_names_say_what_is_allowed(reference: str) -> None:
+def test_unknown_names_say_what_is_allowed(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "empty"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
     with pytest.raises(ModelNotFoundError, match="give an alias .*, an existing .gguf file, a folder .* or a hub id"):
         resolve(reference)
 
