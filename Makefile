@@ -87,21 +87,24 @@ peers-vllm: ## add vLLM's CPU build, in an environment of its own
 	nice .venv-vllm/bin/pip install --disable-pip-version-check -r requirements-vllm.txt
 	.venv-vllm/bin/pip uninstall --yes torchvision torchaudio torchcodec  # built for another torch, they break its import
 
+# The package with a library built by cmake with options $(2), in build/$(1)/package.
+define package_with
+$(BIN)/pip install --quiet --disable-pip-version-check nanobind && \
+PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$(1) $(2) -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null && \
+cmake --build build/$(1) --parallel && \
+rm -rf build/$(1)/package && mkdir build/$(1)/package && cp -r src/outrider build/$(1)/package/ && \
+cp build/$(1)/_native*.so build/$(1)/package/outrider/
+endef
+
 sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build of their own (GCC)
-	$(BIN)/pip install --quiet --disable-pip-version-check nanobind
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -DOUTRIDER_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null
-	cmake --build build/sanitize --parallel
-	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/outrider build/sanitized/ && cp build/sanitize/_native*.so build/sanitized/outrider/
+	$(call package_with,sanitize,-DOUTRIDER_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
-	  PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/sanitized
+	  PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/sanitize/package
 
 emulate: setup ## the kernel tests of the avx512 and avxvnni variants too, their instructions emulated by SIMDe
 	@if [ ! -e /usr/include/simde/x86/avx512.h ]; then echo "skipped: make emulate needs libsimde-dev" >&2; exit 0; fi; \
-	set -e; $(BIN)/pip install --quiet --disable-pip-version-check nanobind; \
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/emulate -DOUTRIDER_EMULATE=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null; \
-	cmake --build build/emulate --parallel; \
-	rm -rf build/emulated && mkdir -p build/emulated && cp -r src/outrider build/emulated/ && cp build/emulate/_native*.so build/emulated/outrider/; \
-	PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/emulated
+	$(call package_with,emulate,-DOUTRIDER_EMULATE=ON) && \
+	PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/emulate/package
 
 CSRC := src/outrider/csrc
 BITS := tests/arm_bits.cpp $(filter-out $(CSRC)/bind_%,$(wildcard $(CSRC)/*.cpp))

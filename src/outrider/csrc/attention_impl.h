@@ -23,18 +23,17 @@ inline typename S::F load_kv(const AttentionTask& t, const void* base, int64_t e
 // several nodes share a position, by the row's own ancestors.
 inline void find_places(const AttentionTask& t, int64_t begin, int64_t n, int64_t* at) {
     const int64_t width = t.kv_heads * t.head_dim;
+    const auto element_of = [&](int64_t place) {
+        return (t.block_table[place / t.block_size] * t.block_size + place % t.block_size) * width;
+    };
     int64_t in_order = t.tree ? t.tree_start - begin : n, i = 0;
     in_order = in_order < 0 ? 0 : in_order < n ? in_order : n;
     while (i < in_order) {
-        const int64_t inside = (begin + i) % t.block_size, left = t.block_size - inside;
+        const int64_t left = t.block_size - (begin + i) % t.block_size;
         const int64_t stop = i + (left < in_order - i ? left : in_order - i);
-        int64_t element = (t.block_table[(begin + i) / t.block_size] * t.block_size + inside) * width;
-        for (; i < stop; ++i, element += width) at[i] = element;
+        for (int64_t element = element_of(begin + i); i < stop; ++i, element += width) at[i] = element;
     }
-    for (; i < n; ++i) {
-        const int64_t place = t.tree[begin + i - t.tree_start];
-        at[i] = (t.block_table[place / t.block_size] * t.block_size + place % t.block_size) * width;
-    }
+    for (; i < n; ++i) at[i] = element_of(t.tree[begin + i - t.tree_start]);
 }
 
 // Ask for a key (or value) ahead of its use: heads lie apart, so the processor does not foresee it. Into the second cache:
@@ -130,6 +129,7 @@ void attend(const AttentionTask& t, int64_t begin, int64_t end, float* acc, floa
         uint32_t any = 0;
         for (int k = 0; k < tiles; ++k)
             for (int i = 0; i < t.rows; ++i) any |= visible(t, i, piece + k * kKeyTile, stop) ? 1u << k : 0u;
+        if (!any) continue;
         for (int k = 0; k < tiles; ++k) {
             if (!(any >> k & 1u)) continue;
             const int64_t from = k * kKeyTile;
@@ -141,7 +141,6 @@ void attend(const AttentionTask& t, int64_t begin, int64_t end, float* acc, floa
                 score<S>(q, t.head_dim, tile + 8 * padded, padded, out + 8);
             }
         }
-        if (!any) continue;
         for (int row = 0; row < t.rows; ++row) {
             uint32_t bits[tiles], sees = 0;
             for (int k = 0; k < tiles; ++k) sees |= bits[k] = visible(t, row, piece + k * kKeyTile, stop);

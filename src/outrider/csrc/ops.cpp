@@ -218,7 +218,7 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
         t.window = window;
         t.tree = nullptr;
         t.tree_start = b.tree_start.empty() ? c.seen : b.tree_start[size_t(c.request)];
-        t.ready = c.seen < t.tree_start ? c.seen : t.tree_start;
+        t.ready = std::min(c.seen, t.tree_start);
         t.scratch = own;
         return t;
     };

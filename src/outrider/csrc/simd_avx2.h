@@ -9,6 +9,7 @@ namespace outrider {
 namespace {
 
 struct Avx2 {
+    static constexpr const char* kName = "avx2";
     static constexpr int L = 8, H = 2;       // lanes; vectors of a block
     static constexpr int kPhases = 2;        // a group's 8 quads do not fit the registers at once
     static constexpr int kFloatRows = 6;     // whose sums fit the registers beside the weights

@@ -8,6 +8,7 @@ namespace outrider {
 namespace {
 
 struct Avx512 {
+    static constexpr const char* kName = "avx512";
     static constexpr int L = 16, H = 1;
     static constexpr int kPhases = 1;
     static constexpr int kFloatRows = 8;

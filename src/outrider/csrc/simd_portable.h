@@ -7,6 +7,7 @@ namespace outrider {
 namespace {
 
 struct Portable {
+    static constexpr const char* kName = "portable";
     static constexpr int L = 8, H = 2;
     static constexpr int kPhases = 2;
     static constexpr int kFloatRows = 4;

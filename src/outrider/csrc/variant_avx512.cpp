@@ -3,24 +3,14 @@
 
 #if defined(__AVX512VNNI__) || defined(OUTRIDER_EMULATE)
 #include "simd_avx512.h"
-
-#include "attention_impl.h"
-#include "linear_impl.h"
+#include "variant_impl.h"
 #endif
 
 namespace outrider {
 
 const Kernels* avx512_kernels() {
 #if defined(__AVX512VNNI__) || defined(OUTRIDER_EMULATE)
-    static constexpr Kernels table = [] {
-        Kernels k{};
-        k.name = "avx512";
-        fill_linear<Avx512>(k);
-        fill_rows<Avx512>(k);
-        fill_attention<Avx512>(k);
-        return k;
-    }();
-    return &table;
+    return table_of<Avx512>();
 #else
     return nullptr;
 #endif
