@@ -25,8 +25,8 @@ from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.native import NativeDecoder
 from outrider.ops.native import as_array
 from outrider.runner.model_runner import Chunk, ModelRunner
-from outrider.sampling.law import law
 from outrider.sampling.noise import Noise, Purpose, Weights
+from outrider.sampling.probabilities import probabilities
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import Proposal
@@ -43,7 +43,7 @@ BLOCK_SIZE = 16
 
 
 class Reader:
-    """One model and the tokens that its cache holds; ``laws`` reads what is new and drops what was left."""
+    """One model and the tokens that its cache holds; ``distributions`` reads what is new and drops what was left."""
 
     def __init__(self, model: NativeDecoder, params: SamplingParams, max_tokens: int) -> None:
         self._runner = ModelRunner(model, num_blocks=-(-max_tokens // BLOCK_SIZE) + 1, block_size=BLOCK_SIZE)
@@ -52,15 +52,15 @@ class Reader:
         self._params = params
         self._tokens: list[int] = []
 
-    def laws(self, tokens: Sequence[int], count: int) -> list[Weights]:
-        """The laws [vocab] after each of the last ``count`` of ``tokens``."""
+    def distributions(self, tokens: Sequence[int], count: int) -> list[Weights]:
+        """The distributions [vocab] after each of the last ``count`` of ``tokens``."""
         shared = 0
         while shared < min(len(tokens) - count, len(self._tokens)) and tokens[shared] == self._tokens[shared]:
             shared += 1
         chunk = Chunk("text", list(tokens[shared:]), shared, num_logits=count)
         (rows,) = self._runner.forward([chunk])
         self._tokens = list(tokens)
-        return [law(as_array(row), self._params) for row in rows]
+        return [probabilities(as_array(row), self._params) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,22 @@ def judge(target: Reader, draft: Reader, text: list[int], num_drafts: int, noise
     """Draft ``num_drafts`` tokens to follow ``text`` and judge them; and the target's own next token."""
     position, drafted, rows = len(text), list[int](), list[Weights]()
     for place in range(num_drafts):
-        rows.append(draft.laws([*text, *drafted], 1)[0])
+        rows.append(draft.distributions([*text, *drafted], 1)[0])
         drafted.append(noise.draw(rows[-1], position + place, Purpose.DRAFT))
-    laws = target.laws([*text, *drafted], num_drafts + 1)
+    distributions = target.distributions([*text, *drafted], num_drafts + 1)
     proposal = Proposal(tuple(drafted), tuple(rows))
     by_block, by_standard = (
-        verify(proposal, lambda place: laws[place], noise, position).num_accepted
+        verify(proposal, lambda place: distributions[place], noise, position).num_accepted
         for verify in (verify_block, verify_standard)
     )
     in_block = alone = 1.0
     expected_block = expected_standard = 0.0
     for place, token_id in enumerate(drafted):
-        ratio = float(laws[place][token_id]) / float(rows[place][token_id])
+        ratio = float(distributions[place][token_id]) / float(rows[place][token_id])
         in_block, alone = min(1.0, in_block * ratio), alone * min(1.0, ratio)
         expected_block += in_block
         expected_standard += alone
-    following = noise.draw(laws[0], position, Purpose.TARGET)
+    following = noise.draw(distributions[0], position, Purpose.TARGET)
     return Place(by_block, by_standard, expected_block, expected_standard), following
 
 

@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--json", default="-", help="write the result here too")
     arguments = parser.parse_args()
     first, second = arguments.models.split(",")
-    laws = {
+    distributions = {
         "greedy": SamplingParams(temperature=0.0, max_tokens=arguments.tokens, ignore_eos=True),
         "seeded": SamplingParams(temperature=0.8, seed=7, max_tokens=arguments.tokens, ignore_eos=True),
     }
@@ -60,7 +60,7 @@ def main() -> int:
             name: LLM(target, speculative_config=keys, max_model_len=512, max_num_seqs=2, prefix_caching=False)
             for name, keys in arms(draft, arguments.k).items()
         }
-        for law, params in laws.items():
+        for distribution, params in distributions.items():
             rates: dict[str, dict[tuple[int, int], float]] = {name: {} for name in engines}
             counts = {name: [0, 0, 0] for name in engines}
             for turn in range(arguments.rounds):
@@ -81,7 +81,7 @@ def main() -> int:
                 cell = {
                     "target": target,
                     "draft": draft,
-                    "law": law,
+                    "distribution": distribution,
                     "arm": name,
                     "ratio_to_off": None if ratio is None else ratio.to_dict(),
                     "tokens_per_pass": 1 + accepted / passes,
@@ -89,7 +89,7 @@ def main() -> int:
                 }
                 cells.append(cell)
                 print(
-                    f"{target} by {draft}, {law:6s} {name:5s} "
+                    f"{target} by {draft}, {distribution:6s} {name:5s} "
                     + (
                         "no ratio"
                         if ratio is None

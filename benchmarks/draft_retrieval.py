@@ -38,7 +38,7 @@ from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 
 COMPLETIONS = (
@@ -91,8 +91,8 @@ class LookUp:
             self._drafter = self._new()
         self._tokens = list(tokens)
         request = Request("text", tuple(tokens), SamplingParams(), noise_seed=0, max_total_tokens=len(tokens) + count)
-        law = RequestLaw(SamplingParams(), [0], vocab_size=1)
-        (proposal,) = self._drafter.propose([DraftRequest(request, count, KeyedNoise(0), law)])
+        sampler = RequestSampler(SamplingParams(), [0], vocab_size=1)
+        (proposal,) = self._drafter.propose([DraftRequest(request, count, KeyedNoise(0), sampler)])
         return proposal.token_ids
 
     def _new(self) -> Drafter:
@@ -190,7 +190,7 @@ def main() -> int:
     parser.add_argument("--model", default="qwen2.5-coder-1.5b-instruct")
     parser.add_argument("--draft-model", default="qwen2.5-coder-0.5b-instruct")
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--laws", default="greedy,seeded at 0.8")
+    parser.add_argument("--distributions", default="greedy,seeded at 0.8")
     parser.add_argument("--workloads", default="editing,chat,records,completion")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=4, help="of the conversation")
@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=7, help="of the timing")
     parser.add_argument("--json", default="-", help="write the result here too")
     arguments = parser.parse_args()
-    laws = {
+    distributions = {
         "greedy": SamplingParams(temperature=0.0, max_tokens=arguments.tokens),
         "seeded at 0.8": SamplingParams(temperature=0.8, seed=7, max_tokens=arguments.tokens),
     }
@@ -223,15 +223,17 @@ def main() -> int:
             target_seconds = pass_seconds(llm.engine.runner, MOST_ROWS, arguments.context, arguments.repeats)
             report["draft_pass_ms"] = [1e3 * each for each in draft_seconds]
             report["target_pass_ms"] = [1e3 * each for each in target_seconds]
-        for law, workload in itertools.product(arguments.laws.split(","), arguments.workloads.split(",")):
-            params, asked = laws[law], prompts[workload]
+        for temperature, workload in itertools.product(
+            arguments.distributions.split(","), arguments.workloads.split(",")
+        ):
+            params, asked = distributions[temperature], prompts[workload]
             recorder, passes, made = record(llm, asked, params)
             entry = priced(recorder, passes, made, draft_seconds, target_seconds)
-            report["arms"].setdefault(arm, {}).setdefault(law, {})[workload] = entry
+            report["arms"].setdefault(arm, {}).setdefault(temperature, {})[workload] = entry
             saved = {rule: f"{each['end_to_end_saved']:+.1%}" for rule, each in entry["rules"].items()}
             print(
-                f"{arm:16s} {law:24s} {workload:10s} {made} tokens in {passes.total()} passes, {entry['rounds']} "
-                f"rounds of drafts taking {entry['drafting_share']:.0%}; saved end to end: {saved}",
+                f"{arm:16s} {temperature:24s} {workload:10s} {made} tokens in {passes.total()} passes, "
+                f"{entry['rounds']} rounds of drafts taking {entry['drafting_share']:.0%}; saved end to end: {saved}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -1,9 +1,9 @@
 """What each sampling parameter costs on top of a greedy step: ``python benchmarks/sampling.py [--model M]``.
 
-Steps over K + 1 rows whose drafts are all accepted, so that every row's law, draw and log-probabilities are made: each
-arm drafts from its own answer, made before. The arms take turns. ``outside_ms`` is a step's median time outside the
-forward pass, ``cost`` how much more of that there is than in a greedy step, over the median greedy step: passes
-vary by more than what is looked for. The last line of stdout is the result as one JSON line.
+Steps over K + 1 rows whose drafts are all accepted, so that every row's distribution, draw and log-probabilities are
+made: each arm drafts from its own answer, made before. The arms take turns. ``outside_ms`` is a step's median time
+outside the forward pass, ``cost`` how much more of that there is than in a greedy step, over the median greedy step:
+passes vary by more than what is looked for. The last line of stdout is the result as one JSON line.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from outrider.cli._report import environment, write_json
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.request import Request
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("-k", type=int, default=15)
     parser.add_argument("--json", default="-", help="write the result here too")
     arguments = parser.parse_args()
-    params, law, noise = SamplingParams(), RequestLaw(SamplingParams(), [0], vocab_size=1), KeyedNoise(0)
+    params, sampler, noise = SamplingParams(), RequestSampler(SamplingParams(), [0], vocab_size=1), KeyedNoise(0)
     report: dict[str, Any] = {"kinds": {}}
     for kind, make in KINDS.items():
         # One text for all, so that memory holds their indexes alone; each request has an index of its own.
@@ -74,7 +74,7 @@ def main() -> int:
         batch = []
         for number in range(arguments.requests):
             request = Request(str(number), tuple(text[: arguments.tokens]), params, 0, max_total_tokens=1 << 20)
-            batch.append(DraftRequest(request, arguments.k, noise, law))
+            batch.append(DraftRequest(request, arguments.k, noise, sampler))
             drafter.propose(batch[-1:])
         times = []
         for turn in range(arguments.rounds):

@@ -17,7 +17,7 @@ from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.memory import MemoryPlan
 from outrider.engine.setup import ReadyEngine, build_engine
 from outrider.models.tokenizer import Tokenizer
-from outrider.models.toy import Law, random_table
+from outrider.models.toy import Distribution, random_table
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.server.app import create_app
 from outrider.server.run import listen
@@ -26,7 +26,7 @@ from outrider.server.settings import ServerSettings
 from tests.unit.engine.helpers import oracle, toy_engine
 
 LETTERS = 26
-TOY_LAW = random_table(LETTERS, seed=4, sharpness=3.0)
+TOY_DISTRIBUTION = random_table(LETTERS, seed=4, sharpness=3.0)
 WAIT_S = 60.0
 
 TOOL_TEMPLATE = (
@@ -117,14 +117,14 @@ def letters_tokenizer() -> Tokenizer:
     return Tokenizer(backend, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
 
 
-def toy_build(law: Law = TOY_LAW, **settings: Any) -> Callable[[EngineConfig], ReadyEngine]:
+def toy_build(distribution: Distribution = TOY_DISTRIBUTION, **settings: Any) -> Callable[[EngineConfig], ReadyEngine]:
     """Loads a toy engine that writes letters, and drafts what it will say."""
 
     def build(_: EngineConfig) -> ReadyEngine:
         tokenizer = letters_tokenizer()
         engine = toy_engine(
-            law,
-            oracle(TOY_LAW, vocab_size=LETTERS),
+            distribution,
+            oracle(TOY_DISTRIBUTION, vocab_size=LETTERS),
             vocab_size=LETTERS,
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
             grammars=GrammarCompiler(tokenizer.backend.to_str, LETTERS, ()),
@@ -144,8 +144,12 @@ TOY_CONFIG = EngineConfig(model="toy", speculative=SpeculativeConfig(method="ngr
 
 @contextmanager
 def toy_server(
-    settings: ServerSettings | None = None, law: Law = TOY_LAW, *, wait: bool = True, **engine: Any
+    settings: ServerSettings | None = None,
+    distribution: Distribution = TOY_DISTRIBUTION,
+    *,
+    wait: bool = True,
+    **engine: Any,
 ) -> Iterator[RunningServer]:
     """A server over a toy engine."""
-    with running(TOY_CONFIG, settings, build=toy_build(law, **engine), wait=wait) as found:
+    with running(TOY_CONFIG, settings, build=toy_build(distribution, **engine), wait=wait) as found:
         yield found

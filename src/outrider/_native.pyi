@@ -143,7 +143,7 @@ class SuffixIndex:
     ) -> tuple[list[int], list[int], list[float], int]:
         """What may follow ``tail``, the latest tokens of some other text."""
 
-def law(
+def probabilities(
     logits: Array, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
 ) -> NDArray[np.float64] | tuple[NDArray[np.int64], NDArray[np.float64]] | None:
     """Probabilities [vocab], or ids and their probabilities where something is cut off. ``logits`` [vocab] are float32
@@ -152,10 +152,10 @@ def law(
 def draw_token(
     logits: Array, key: int, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
 ) -> int | None:
-    """The draw by that law; None where there is none."""
+    """The draw by that distribution; None where there is none."""
 
 def token_report(logits: Array, token: int, num_top: int) -> tuple[float, int, list[tuple[int, float]]] | None:
-    """(log-probability, rank) of ``token``, and the most probable tokens with theirs; None as for ``law``."""
+    """(log-probability, rank) of ``token``, and the most probable tokens with theirs; None as for ``probabilities``."""
 
 def draw(weights: Array, key: int) -> tuple[int, float]:
     """(index, sum of the weights): the draw of ``KeyedNoise``; -1 if the weights allow none."""

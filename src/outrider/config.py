@@ -53,8 +53,9 @@ class SpeculativeConfig(Strict):
     tree_width              above 1 the draft model proposes trees, K nodes in all: most children of a node, and most
                             nodes expanded per level
     cross_vocab_algorithm   how drafts of another vocabulary become the target's: ``tli`` (tokens that both have, with
-                            their law), ``slem`` (the text, in the target's tokens), ``auto`` (slem for greedy requests;
-                            for others tli, if at least half of the draft's most frequent tokens are the target's too)
+                            their distribution), ``slem`` (the text, in the target's tokens), ``auto`` (slem for greedy
+                            requests; for others tli, if at least half of the draft's most frequent tokens are the
+                            target's too)
     draft_vocab_size        the draft model's output is trimmed to its so many lowest (most frequent) ids; lossless
     prompt_lookup_min/max   shortest and longest match, in tokens, of the ngram drafter
     suffix_min_probability  the suffix drafter leaves out tokens whose estimated chance of acceptance is below; default

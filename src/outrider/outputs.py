@@ -223,11 +223,12 @@ class TokenDetail:
     """How one token came about.
 
     ``step`` counts the request's passes that emitted something, from 1; ``position`` the tokens of this step before it,
-    which for a drafted token is its place in the draft. ``target_prob`` is its probability by the request's law (greedy
-    requests: softmax of the edited logits), ``draft_prob`` that by the draft's law or a retrieval's estimate, None if
-    the draft says nothing about it. ``acceptance_prob`` is None for a token that was not drafted, else min(1, p / q)
-    for one drawn from its law q, p for a point mass, 1 or 0 for greedy requests: what the token has by itself.
-    Verification by block, and drafts coupled to the target's noise, accept more. ``rejected`` is set if recovered.
+    which for a drafted token is its place in the draft. ``target_prob`` is its probability by the request's
+    distribution (greedy requests: softmax of the edited logits), ``draft_prob`` that by the draft's distribution or a
+    retrieval's estimate, None if the draft says nothing about it. ``acceptance_prob`` is None for a token that was not
+    drafted, else min(1, p / q) for one drawn from its distribution q, p for a point mass, 1 or 0 for greedy requests:
+    what the token has by itself. Verification by block, and drafts coupled to the target's noise, accept more.
+    ``rejected`` is set if recovered.
     """
 
     token_id: int

@@ -104,7 +104,7 @@ class SamplingParams(Strict):
     logits_processors   functions of (all token ids, row [vocab]) that give a row; applied to drafted places too, so
                         they must depend on nothing else
 
-    What makes the row a law, in order:
+    What makes the row a distribution, in order:
 
     temperature   0 is greedy; otherwise logits are divided by it
     top_k         keep the k most probable tokens; 0 or -1 keeps all
@@ -122,13 +122,13 @@ class SamplingParams(Strict):
     skip_special_tokens  leave control tokens out of the text
     ignore_eos    go on after the model's end tokens (``stop_token_ids`` still end)
     logprobs      give each token's log-probability, and those of the so many most probable tokens
-    prompt_logprobs  the same for the prompt, always of the model's own law
-    logprobs_mode ``raw``: of the model's own law; ``processed``: of the law that the token was drawn from (greedy
-                  requests: of the edited logits at temperature 1)
+    prompt_logprobs  the same for the prompt, always of the model's own distribution
+    logprobs_mode ``raw``: of the model's own distribution; ``processed``: of the distribution that the token was drawn
+                  from (greedy requests: of the edited logits at temperature 1)
     token_details tell of each token how it was made: step, probabilities of target and draft, what it replaced
     num_speculative_tokens  a cap on the drafted tokens per step of this request; 0 turns speculation off
     speculative_method      only this one of the engine's drafters, by its name; ``off`` turns speculation off
-    prediction    what the answer will probably be, text or token ids: drafted from, never a part of the law
+    prediction    what the answer will probably be, text or token ids: drafted from, never a part of the distribution
     """
 
     what: ClassVar[str] = "sampling parameter"

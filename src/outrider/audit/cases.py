@@ -16,20 +16,20 @@ from outrider.audit.languages import Language, grammar_of
 from outrider.audit.traits import LATER_TRAITS, PARAMETER_TRAITS, TRAITS
 from outrider.audit.tree_parts import TreeBuild
 from outrider.sampling.noise import Noise, Purpose, Weights
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
-from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult
+from outrider.verification.base import Proposal, TargetProbs, TargetToken, VerifyResult
 from outrider.verification.block import verify_block
 from outrider.verification.match import sampled_tokens, verify_match
 from outrider.verification.standard import verify_standard
 
 Asked = ParamSpec("Asked")
 Tokens = tuple[int, ...]
-DraftLaw = Callable[[Tokens], Weights]
+DraftProbs = Callable[[Tokens], Weights]
 Drafting = Literal["sampled", "with replacement", "point mass", "coupled"]
-"""Drafts drawn from a law with DRAFT noise (in trees the second kind, too); the most probable ones; drawn with the
-target's own noise."""
+"""Drafts drawn from a distribution with DRAFT noise (in trees the second kind, too); the most probable ones; drawn with
+the target's own noise."""
 Verifier = Literal["standard", "block", "match", "traversal", "recursive", "tree match"]
 
 PROMPT: Tokens = (0, 1)
@@ -71,12 +71,12 @@ class TableModel:
 class DraftRequest:
     """What a drafter is asked for: at most ``max_tokens`` tokens after ``context``.
 
-    Drafting stops at a token that ``law`` gives less than ``stop_below``.
+    Drafting stops at a token that ``probabilities`` gives less than ``stop_below``.
     """
 
     kind: Drafting
-    law: DraftLaw
-    unprocessed_law: DraftLaw
+    probs: DraftProbs
+    unprocessed_probs: DraftProbs
     context: Tokens
     max_tokens: int
     stop_below: float
@@ -87,7 +87,7 @@ def draft_tokens(request: DraftRequest, noise: Noise) -> Proposal:
     token_ids: list[int] = []
     rows: list[Weights] = []
     for position in range(len(request.context), len(request.context) + request.max_tokens):
-        row = request.law(request.context + tuple(token_ids))
+        row = request.probs(request.context + tuple(token_ids))
         if request.kind == "sampled":
             token_id = noise.draw(row, position, Purpose.DRAFT)
         elif request.kind == "coupled":
@@ -105,7 +105,7 @@ def draft_tokens(request: DraftRequest, noise: Noise) -> Proposal:
 
 
 Drafter = Callable[[DraftRequest, Noise], Proposal]
-LawVerifier = Callable[[Proposal, TargetLaw, Noise, int], VerifyResult]
+ProbsVerifier = Callable[[Proposal, TargetProbs, Noise, int], VerifyResult]
 MatchVerifier = Callable[[Sequence[int], TargetToken], VerifyResult]
 
 
@@ -122,31 +122,31 @@ class Place:
     language: Language | None = None
 
 
-def law_at(logits: Weights, params: SamplingParams, place: Place) -> Weights:
-    """The law [vocab] of the token at ``place``, as the engine makes it."""
+def probs_at(logits: Weights, params: SamplingParams, place: Place) -> Weights:
+    """The distribution [vocab] of the token at ``place``, as the engine makes it."""
     vocab_size, ends, language = len(logits), place.end_token_ids, place.language
     grammar = None if language is None else grammar_of(language, vocab_size, ends)
-    request_law = RequestLaw(params, PROMPT, vocab_size=vocab_size, end_token_ids=ends, grammar=grammar)
+    request_sampler = RequestSampler(params, PROMPT, vocab_size=vocab_size, end_token_ids=ends, grammar=grammar)
     split = len(place.context) - place.num_drafted
     committed, drafted = place.context[:split], place.context[split:]
     # Drafter and verifier share a request's grammar, so it has stood after other drafts before.
-    request_law.num_legal(committed, [*drafted[:-1], *range(min(vocab_size, 2))])
-    return request_law.probs(logits, committed, drafted)
+    request_sampler.num_legal(committed, [*drafted[:-1], *range(min(vocab_size, 2))])
+    return request_sampler.probs(logits, committed, drafted)
 
 
-PlaceLaw = Callable[[Weights, SamplingParams, Place], Weights]
+PlaceProbs = Callable[[Weights, SamplingParams, Place], Weights]
 
 
 @dataclass(frozen=True)
 class Build:
     """The parts under audit. The defaults are the real ones; a mutation replaces one of them."""
 
-    law: PlaceLaw = law_at
+    probs: PlaceProbs = probs_at
     draft: Drafter = draft_tokens
-    standard: LawVerifier = verify_standard
-    block: LawVerifier = verify_block
+    standard: ProbsVerifier = verify_standard
+    block: ProbsVerifier = verify_block
     match: MatchVerifier = verify_match
-    target_tokens: Callable[[TargetLaw, Noise, int], TargetToken] = sampled_tokens
+    target_tokens: Callable[[TargetProbs, Noise, int], TargetToken] = sampled_tokens
     at_step: Callable[[Noise, int], Noise] = lambda noise, start: noise.at_step(start)
     tree: TreeBuild = field(default_factory=TreeBuild)
 
@@ -156,8 +156,8 @@ class Case:
     """One pair of models and one way of decoding; ``total_variation`` audits it.
 
     ``num_drafts`` is K, and the horizon is K + 1 tokens. ``repeat`` decodes to the horizon in real steps that share
-    one noise, as an engine does; otherwise one real step is followed by the target's plain law. ``language`` is
-    that of a grammar, which the drafts keep to only if ``drafts_within_language``.
+    one noise, as an engine does; otherwise one real step is followed by the target's plain distribution. ``language``
+    is that of a grammar, which the drafts keep to only if ``drafts_within_language``.
     """
 
     trait: str
@@ -191,29 +191,29 @@ class Case:
         return _models(self.vocab_size, self.seed, self.zeros, self.draft_is_target)
 
     def total_variation(self, build: Build) -> float:
-        """Total variation between what ``build`` emits and the target's own law of the next K + 1 tokens.
+        """Total variation between what ``build`` emits and the target's own distribution of the next K + 1 tokens.
 
-        Strings are cut at an end token. The expected law comes from the oracle, from the logits on.
+        Strings are cut at an end token. The expected distribution comes from the oracle, from the logits on.
         """
         target, draft = self.models()
-        table = _remembered(lambda context: self.oracle_law(target, context))
-        emitted_law: dict[Tokens, float] = {}
+        table = _remembered(lambda context: self.oracle_probs(target, context))
+        emitted_probs: dict[Tokens, float] = {}
         for emitted, probability in self._reached(build, target, draft).items():
-            rest_law = oracle.plain_law(table, PROMPT + emitted, self._room(emitted), self.end_token_ids)
-            for rest, rest_probability in rest_law.items():
+            rest_probs = oracle.plain_distribution(table, PROMPT + emitted, self._room(emitted), self.end_token_ids)
+            for rest, rest_probability in rest_probs.items():
                 string = emitted + rest
-                emitted_law[string] = emitted_law.get(string, 0.0) + probability * rest_probability
-        expected = oracle.plain_law(table, PROMPT, self.num_drafts + 1, self.end_token_ids)
-        return oracle.total_variation(emitted_law, expected)
+                emitted_probs[string] = emitted_probs.get(string, 0.0) + probability * rest_probability
+        expected = oracle.plain_distribution(table, PROMPT, self.num_drafts + 1, self.end_token_ids)
+        return oracle.total_variation(emitted_probs, expected)
 
-    def oracle_law(self, target: TableModel, context: Tokens) -> Weights:
-        """The target's law of the token after ``context`` by the oracle's formulas."""
+    def oracle_probs(self, target: TableModel, context: Tokens) -> Weights:
+        """The target's distribution of the token after ``context`` by the oracle's formulas."""
         output, params = context[len(PROMPT) :], self.target_params
         row: Weights = target.logits(context)
         if self.language is not None:
             row = self.language.masked(row, output, self.end_token_ids)
         logits = oracle.edited_logits(row, params, PROMPT, output, self.end_token_ids)
-        return oracle.processed_law(logits, params)
+        return oracle.processed_probs(logits, params)
 
     def expected_accepted(self, build: Build) -> float:
         """The expected number of drafts that the first step accepts, end tokens aside."""
@@ -225,39 +225,41 @@ class Case:
     def _stepper(self, build: Build, target: TableModel, draft: TableModel) -> Callable[[Tokens, int, Noise], Tokens]:
         """The decode step: from context, room and noise to what is emitted, one token more than is accepted."""
 
-        def law_of(
+        def probs_of(
             model: TableModel, params: SamplingParams, language: Language | None = None
         ) -> Callable[[Tokens, int], Weights]:
-            return lambda context, num_drafted: build.law(
+            return lambda context, num_drafted: build.probs(
                 model.logits(context), params, Place(context, num_drafted, self.end_token_ids, language)
             )
 
         draft_language = self.language if self.drafts_within_language else None
-        target_law = _remembered(law_of(target, self.target_params, self.language))
-        draft_law = _remembered(law_of(draft, self.draft_params, draft_language))
-        soft_draft_law = _remembered(law_of(draft, SamplingParams()))
+        target_probs_at = _remembered(probs_of(target, self.target_params, self.language))
+        draft_probs_of = _remembered(probs_of(draft, self.draft_params, draft_language))
+        soft_draft_probs_of = _remembered(probs_of(draft, SamplingParams()))
 
         def step(context: Tokens, room: int, whole_noise: Noise) -> Tokens:
             position = len(context)
             noise = build.at_step(whole_noise, position)
 
-            def after(law: Callable[[Tokens, int], Weights]) -> DraftLaw:
-                return lambda longer: law(longer, len(longer) - position)
+            def after(probs: Callable[[Tokens, int], Weights]) -> DraftProbs:
+                return lambda longer: probs(longer, len(longer) - position)
 
             request = DraftRequest(
-                self.drafting, after(draft_law), after(soft_draft_law), context, room - 1, self.stop_below
+                self.drafting, after(draft_probs_of), after(soft_draft_probs_of), context, room - 1, self.stop_below
             )
-            return self._emitted(build, request, lambda drafted: target_law(context + drafted, len(drafted)), noise)
+            return self._emitted(
+                build, request, lambda drafted: target_probs_at(context + drafted, len(drafted)), noise
+            )
 
         return step
 
-    def _emitted(self, build: Build, request: DraftRequest, law_after: DraftLaw, noise: Noise) -> Tokens:
-        """Draft and verify; ``law_after(drafted)`` is the target's law [vocab] after these drafts."""
+    def _emitted(self, build: Build, request: DraftRequest, probs_after: DraftProbs, noise: Noise) -> Tokens:
+        """Draft and verify; ``law_after(drafted)`` is the target's distribution [vocab] after these drafts."""
         position = len(request.context)
         proposal = build.draft(request, noise)
 
         def row(place: int) -> Weights:
-            return law_after(proposal.token_ids[:place])
+            return probs_after(proposal.token_ids[:place])
 
         if self.verifier == "standard":
             result = build.standard(proposal, row, noise, position)
@@ -268,7 +270,7 @@ class Case:
         return (*proposal.token_ids[: result.num_accepted], result.token_id)
 
     def _reached(self, build: Build, target: TableModel, draft: TableModel) -> dict[Tokens, float]:
-        """The law of what one step emits, or with ``repeat`` of what the steps to the horizon emit."""
+        """The distribution of what one step emits, or with ``repeat`` of what the steps to the horizon emit."""
         step = self._stepper(build, target, draft)
 
         def decode(noise: Noise) -> Tokens:

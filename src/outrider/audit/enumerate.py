@@ -1,9 +1,9 @@
-"""Noise that takes every value: laws of random procedures computed exactly by running them along every branch.
+"""Noise that takes every value: distributions of random procedures computed exactly by running them along every branch.
 
 ``EnumeratingNoise`` keeps, for each key (position, purpose, step, branch), the interval in which that key's one uniform
 number still lies. A comparison or a draw splits the interval, each part being a branch of conditional probability
 part / whole; the branch taken narrows it. So noise used twice is one number used twice, and a verifier that shares
-noise where it must not gets a wrong law rather than a lucky one.
+noise where it must not gets a wrong distribution rather than a lucky one.
 """
 
 from __future__ import annotations

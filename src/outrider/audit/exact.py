@@ -27,7 +27,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CaseResult:
-    """``tv`` is the total variation between the emitted law and the target's."""
+    """``tv`` is the total variation between the emitted distribution and the target's."""
 
     case: Case
     tv: float

@@ -16,18 +16,18 @@ from outrider.audit.cases import (
     Drafter,
     Drafting,
     DraftRequest,
-    LawVerifier,
     MatchVerifier,
     Place,
-    PlaceLaw,
+    PlaceProbs,
+    ProbsVerifier,
     Verifier,
     draft_tokens,
-    law_at,
+    probs_at,
 )
-from outrider.sampling.law import law
 from outrider.sampling.noise import Noise, Purpose, Weights
+from outrider.sampling.probabilities import probabilities
 from outrider.sampling_params import SamplingParams
-from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult
+from outrider.verification.base import Proposal, TargetProbs, TargetToken, VerifyResult
 from outrider.verification.block import excess
 from outrider.verification.match import verify_match
 from outrider.verification.standard import residual, verify_standard
@@ -47,18 +47,18 @@ class Mutation:
 # --- the drafter ------------------------------------------------------------------------------------------------
 
 
-def _unprocessed_law(request: DraftRequest, noise: Noise) -> Proposal:
+def _unprocessed_probs(request: DraftRequest, noise: Noise) -> Proposal:
     proposal = draft_tokens(request, noise)
     places = range(len(proposal))
     return replace(
-        proposal, probs=tuple(request.unprocessed_law(request.context + proposal.token_ids[:i]) for i in places)
+        proposal, probs=tuple(request.unprocessed_probs(request.context + proposal.token_ids[:i]) for i in places)
     )
 
 
-def _argmax_with_soft_law(request: DraftRequest, noise: Noise) -> Proposal:
+def _argmax_with_soft_probs(request: DraftRequest, noise: Noise) -> Proposal:
     proposal = draft_tokens(replace(request, kind="point mass"), noise)
     places = range(len(proposal))
-    return replace(proposal, probs=tuple(request.law(request.context + proposal.token_ids[:i]) for i in places))
+    return replace(proposal, probs=tuple(request.probs(request.context + proposal.token_ids[:i]) for i in places))
 
 
 def _drop_unlikely(request: DraftRequest, noise: Noise) -> Proposal:
@@ -72,7 +72,7 @@ def _one_noise_for_all_places(request: DraftRequest, noise: Noise) -> Proposal:
     token_ids: tuple[int, ...] = ()
     rows: tuple[Weights, ...] = ()
     for _ in range(request.max_tokens):
-        rows = (*rows, request.law(request.context + token_ids))
+        rows = (*rows, request.probs(request.context + token_ids))
         token_ids = (*token_ids, noise.draw(rows[-1], len(request.context), Purpose.DRAFT))
     return Proposal(token_ids, rows)
 
@@ -91,19 +91,19 @@ def faulty_standard(
     replacement: Replacement = residual,
     recover_with: Purpose = Purpose.RECOVER,
     reuse_for_bonus: bool = False,
-) -> LawVerifier:
+) -> ProbsVerifier:
     """``verify_standard`` for sampled proposals, with one mistake per argument and none by default.
 
     ``row_shift`` and ``bonus_shift`` move the target rows of drafts and of the bonus token; ``reuse_for_bonus`` draws
     the bonus token with the noise of the last draft.
     """
 
-    def verify(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
+    def verify(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
         num_drafts = len(proposal)
         if proposal.probs is None or num_drafts == 0:
-            return verify_standard(proposal, target_law, noise, position)
+            return verify_standard(proposal, target_probs_at, noise, position)
         for place, (token_id, draft_probs) in enumerate(zip(proposal.token_ids, proposal.probs, strict=True)):
-            target_probs = target_law(place + row_shift)
+            target_probs = target_probs_at(place + row_shift)
             scale, bound = float(draft_probs[token_id]), float(target_probs[token_id])
             if inverted:
                 scale, bound = bound, scale
@@ -112,7 +112,7 @@ def faulty_standard(
             weights = replacement(target_probs, draft_probs)
             return VerifyResult(place, noise.draw(weights, position + place, recover_with), "recovered")
         key = (position + num_drafts - 1, Purpose.DRAFT) if reuse_for_bonus else (position + num_drafts, Purpose.BONUS)
-        return VerifyResult(num_drafts, noise.draw(target_law(num_drafts + bonus_shift), *key), "bonus")
+        return VerifyResult(num_drafts, noise.draw(target_probs_at(num_drafts + bonus_shift), *key), "bonus")
 
     return verify
 
@@ -142,20 +142,20 @@ def faulty_block(
     accept_with_reach: bool = False,
     reach_of_residual: bool = True,
     one_uniform: bool = False,
-) -> LawVerifier:
+) -> ProbsVerifier:
     """``verify_block`` for sampled proposals, with one mistake per argument and none by default."""
 
-    def verify(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
+    def verify(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
         num_drafts = len(proposal)
         if proposal.probs is None or num_drafts == 0:
-            return verify_standard(proposal, target_law, noise, position)
+            return verify_standard(proposal, target_probs_at, noise, position)
         reach, accepted, reach_there = 1.0, 0, 1.0
         for place, (token_id, draft_probs) in enumerate(zip(proposal.token_ids, proposal.probs, strict=True), start=1):
-            reach *= float(target_law(place - 1)[token_id]) / float(draft_probs[token_id])
+            reach *= float(target_probs_at(place - 1)[token_id]) / float(draft_probs[token_id])
             reach = min(1.0, reach) if capped else reach
             scale, bound = 1.0, reach
             if place < num_drafts and not accept_with_reach:
-                bound = float(excess(target_law(place), proposal.probs[place], reach).sum())
+                bound = float(excess(target_probs_at(place), proposal.probs[place], reach).sum())
                 scale = bound + 1.0 - reach
             where = position if one_uniform else position + place - 1
             if (bound > 0.0 and bound >= scale) or noise.uniform(where, Purpose.ACCEPT) * scale < bound:
@@ -163,10 +163,12 @@ def faulty_block(
             elif stop_at_failure:
                 break
         if accepted == num_drafts:
-            return VerifyResult(accepted, noise.draw(target_law(accepted), position + accepted, Purpose.BONUS), "bonus")
+            return VerifyResult(
+                accepted, noise.draw(target_probs_at(accepted), position + accepted, Purpose.BONUS), "bonus"
+            )
         factor = reach_there if reach_of_residual else 1.0
-        weights = excess(target_law(accepted), proposal.probs[accepted], factor)
-        weights = weights if weights.any() else target_law(accepted)
+        weights = excess(target_probs_at(accepted), proposal.probs[accepted], factor)
+        weights = weights if weights.any() else target_probs_at(accepted)
         return VerifyResult(accepted, noise.draw(weights, position + accepted, Purpose.RECOVER), "recovered")
 
     return verify
@@ -187,15 +189,16 @@ def _match_bonus_from_last_row(token_ids: Sequence[int], target_token: TargetTok
     return verify_match(token_ids, lambda place: target_token(min(place, max(len(token_ids) - 1, 0))))
 
 
-def _match_one_noise(target_law: TargetLaw, noise: Noise, position: int) -> TargetToken:
-    return lambda place: noise.draw(target_law(place), position, Purpose.TARGET)
+def _match_one_noise(target_probs_at: TargetProbs, noise: Noise, position: int) -> TargetToken:
+    return lambda place: noise.draw(target_probs_at(place), position, Purpose.TARGET)
 
 
-# --- the law ----------------------------------------------------------------------------------------------------
+# --- the distribution
+# ----------------------------------------------------------------------------------------------------
 
 
 def _top_p_without_crossing_token(logits: Weights, params: SamplingParams, place: Place) -> Weights:
-    kept = law_at(logits, params, place)
+    kept = probs_at(logits, params, place)
     if params.greedy or params.top_p == 1.0 or np.count_nonzero(kept) == 1:
         return kept
     kept[np.argmin(np.where(kept > 0.0, kept, np.inf))] = 0.0
@@ -203,33 +206,33 @@ def _top_p_without_crossing_token(logits: Weights, params: SamplingParams, place
 
 
 def _temperature_last(logits: Weights, params: SamplingParams, place: Place) -> Weights:
-    truncated = law(logits, SamplingParams(top_k=params.top_k, top_p=params.top_p))
+    truncated = probabilities(logits, SamplingParams(top_k=params.top_k, top_p=params.top_p))
     masked = np.where(truncated > 0.0, logits, -np.inf)
-    return law(masked, SamplingParams(temperature=params.temperature))
+    return probabilities(masked, SamplingParams(temperature=params.temperature))
 
 
 def _history_without_last_token(logits: Weights, params: SamplingParams, place: Place) -> Weights:
     shorter = max(len(place.context) - 1, len(PROMPT))
-    return law_at(logits, params, replace(place, context=place.context[:shorter], num_drafted=0))
+    return probs_at(logits, params, replace(place, context=place.context[:shorter], num_drafted=0))
 
 
 def _history_without_drafts(logits: Weights, params: SamplingParams, place: Place) -> Weights:
     committed = len(place.context) - place.num_drafted
-    return law_at(logits, params, replace(place, context=place.context[:committed], num_drafted=0))
+    return probs_at(logits, params, replace(place, context=place.context[:committed], num_drafted=0))
 
 
-def _without(**defaults: float) -> PlaceLaw:
-    return lambda logits, params, place: law_at(logits, params.model_copy(update=defaults), place)
+def _without(**defaults: float) -> PlaceProbs:
+    return lambda logits, params, place: probs_at(logits, params.model_copy(update=defaults), place)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------
 
 
-def _standard(name: str, description: str, verifier: LawVerifier) -> Mutation:
+def _standard(name: str, description: str, verifier: ProbsVerifier) -> Mutation:
     return Mutation(name, description, "standard", "sampled", lambda build: replace(build, standard=verifier))
 
 
-def _block(name: str, description: str, verifier: LawVerifier) -> Mutation:
+def _block(name: str, description: str, verifier: ProbsVerifier) -> Mutation:
     return Mutation(name, description, "block", "sampled", lambda build: replace(build, block=verifier))
 
 
@@ -241,20 +244,20 @@ def _match(name: str, description: str, verifier: MatchVerifier) -> Mutation:
     return Mutation(name, description, "match", "point mass", lambda build: replace(build, match=verifier))
 
 
-def _law(name: str, description: str, faulty: PlaceLaw) -> Mutation:
-    return Mutation(name, description, "match", "point mass", lambda build: replace(build, law=faulty))
+def _probs(name: str, description: str, faulty: PlaceProbs) -> Mutation:
+    return Mutation(name, description, "match", "point mass", lambda build: replace(build, probs=faulty))
 
 
 MUTATIONS: tuple[Mutation, ...] = (
     _draft(
-        "unprocessed draft law",
-        "drafts drawn after temperature and top-k, handed over with the law before them",
-        _unprocessed_law,
+        "unprocessed draft distribution",
+        "drafts drawn after temperature and top-k, handed over with the distribution before them",
+        _unprocessed_probs,
     ),
     _draft(
-        "argmax draft with a soft law",
-        "the most probable draft token, handed over as if drawn from the law",
-        _argmax_with_soft_law,
+        "argmax draft with a soft distribution",
+        "the most probable draft token, handed over as if drawn from the distribution",
+        _argmax_with_soft_probs,
     ),
     _draft(
         "unlikely draft dropped",
@@ -273,7 +276,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _standard("everything accepted", "drafts are not verified at all", faulty_standard(accept_always=True)),
     _standard(
-        "recovered from the target law",
+        "recovered from the target distribution",
         "after a rejection drawn from p instead of (p - q)+",
         faulty_standard(replacement=lambda target_probs, draft_probs: target_probs),
     ),
@@ -309,12 +312,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _standard(
         "target rows off by one",
-        "each draft judged by the target law of the place after it",
+        "each draft judged by the target distribution of the place after it",
         faulty_standard(row_shift=1),
     ),
     _standard(
         "bonus from the wrong row",
-        "the bonus token drawn from the law at the last draft's place",
+        "the bonus token drawn from the distribution at the last draft's place",
         faulty_standard(bonus_shift=-1),
     ),
     _block("block: no cap", "p_i = p_(i-1) P/Q without the cut at 1", faulty_block(capped=False)),
@@ -359,14 +362,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "point mass",
         lambda build: replace(build, target_tokens=_match_one_noise),
     ),
-    _law(
+    _probs(
         "top-p without its last token",
         "the token whose mass crosses top_p is left out",
         _top_p_without_crossing_token,
     ),
-    _law("temperature after truncation", "top-k and top-p before temperature", _temperature_last),
-    _law("history one token behind", "penalties that miss the latest token", _history_without_last_token),
-    _law("history without the drafts", "penalties that see only what was committed", _history_without_drafts),
-    _law("min_tokens forgotten", "end tokens that may come at once", _without(min_tokens=0)),
-    _law("min-p forgotten", "tokens below min_p that may come", _without(min_p=0.0)),
+    _probs("temperature after truncation", "top-k and top-p before temperature", _temperature_last),
+    _probs("history one token behind", "penalties that miss the latest token", _history_without_last_token),
+    _probs("history without the drafts", "penalties that see only what was committed", _history_without_drafts),
+    _probs("min_tokens forgotten", "end tokens that may come at once", _without(min_tokens=0)),
+    _probs("min-p forgotten", "tokens below min_p that may come", _without(min_p=0.0)),
 )

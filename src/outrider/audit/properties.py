@@ -1,4 +1,4 @@
-"""Five named properties of the standard verifier, each checked directly rather than through a law.
+"""Five named properties of the standard verifier, each checked directly rather than through a distribution.
 
 The verifier under audit is an argument; each check returns a ``Property`` with the figures it saw.
 """
@@ -96,7 +96,7 @@ def threshold_precision(build: Build) -> tuple[bool, str]:
 
 
 def residual_normalisation(build: Build) -> tuple[bool, str]:
-    """The law that a recovered token is drawn from sums to one and is zero wherever q >= p."""
+    """The distribution that a recovered token is drawn from sums to one and is zero wherever q >= p."""
     worst_sum = leaked = 0.0
     checked = 0
     for target_probs, draft_probs in _pairs():
@@ -121,12 +121,12 @@ def bonus_token(build: Build) -> tuple[bool, str]:
     token_ids = tuple(int(np.argmax(row)) for row in rows[:3])
     asked: list[int] = []
 
-    def target_law(place: int) -> Weights:
+    def target_probs_at(place: int) -> Weights:
         asked.append(place)
         return np.asarray(rows[place])
 
     noise = FixedNoise(_LARGEST)
-    result = build.standard(Proposal(token_ids, tuple(rows[:3])), target_law, noise, 10)
+    result = build.standard(Proposal(token_ids, tuple(rows[:3])), target_probs_at, noise, 10)
     num_tokens = result.num_accepted + 1
     passed = (
         result == VerifyResult(3, int(np.argmax(rows[3])), "bonus")
@@ -137,7 +137,7 @@ def bonus_token(build: Build) -> tuple[bool, str]:
 
 
 def monte_carlo(build: Build) -> tuple[bool, str]:
-    """50,000 tokens under badly matched laws, with the engine's own noise, are distributed as the target's.
+    """50,000 tokens under badly matched distributions, with the engine's own noise, are distributed as the target's.
 
     The bound is that of Bretagnolle, Huber and Carol for the L1 distance of multinomial frequencies,
     P(|f - p|_1 >= e) <= 2**vocab exp(-n e**2 / 2), solved for the stated false-alarm rate; TV is half of it.
@@ -186,5 +186,5 @@ def _pairs() -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
 def _verify_one(
     build: Build, target_probs: Weights, draft_probs: Weights, token_id: int, noise: FixedNoise
 ) -> VerifyResult:
-    """One draft ``token_id`` through ``build.standard``; the same target law stands at every place."""
+    """One draft ``token_id`` through ``build.standard``; the same target distribution stands at every place."""
     return build.standard(Proposal((token_id,), (draft_probs,)), lambda place: target_probs, noise, 10)

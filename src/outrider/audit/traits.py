@@ -1,4 +1,5 @@
-"""What sets the audit's cases apart: laws, parameters, grammars, ways to stop drafting; as settings of a case."""
+"""What sets the audit's cases apart: distributions, parameters, grammars, ways to stop drafting; as settings of a
+case."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _TRUNCATED = SamplingParams(temperature=0.7, top_k=3, top_p=0.85)
 _BIASED = SamplingParams(logit_bias={0: 1.5, 2: -1.0}, bad_token_ids=((1, 2), (0, 0)))
 _PENALISED = SamplingParams(repetition_penalty=1.6, frequency_penalty=0.9, presence_penalty=-0.7)
 TRAITS: dict[str, dict[str, Any]] = {
-    "context-dependent laws": {},
-    "zeros in both laws": {"zeros": 0.35},
+    "context-dependent distributions": {},
+    "zeros in both distributions": {"zeros": 0.35},
     "draft = target": {"draft_is_target": True},
     "temperature, top-k, top-p": {"target_params": _TRUNCATED, "draft_params": _TRUNCATED},
     "top-k drafts, other temperature": {

@@ -10,7 +10,7 @@ from outrider.audit.cases import (
     Build,
     Case,
     Drafting,
-    DraftLaw,
+    DraftProbs,
     DraftRequest,
     Tokens,
     Verifier,
@@ -33,12 +33,12 @@ class TreeCase(Case):
         shape = " ".join(str(parent) for parent in self.topology)
         return f"{self.verifier}, {self.drafting}, {self.trait}, vocabulary {self.vocab_size}, parents {shape}"
 
-    def _emitted(self, build: Build, request: DraftRequest, law_after: DraftLaw, noise: Noise) -> Tokens:
+    def _emitted(self, build: Build, request: DraftRequest, probs_after: DraftProbs, noise: Noise) -> Tokens:
         position, parts = len(request.context), build.tree
         proposal = parts.draft(request, self.topology, noise)
 
         def row(index: int) -> Weights:
-            return law_after(proposal.drafted_before(parts.row_of(proposal, index)))
+            return probs_after(proposal.drafted_before(parts.row_of(proposal, index)))
 
         if self.verifier == "traversal":
             result = parts.traversal(proposal, row, noise, position)

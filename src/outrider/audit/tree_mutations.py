@@ -10,7 +10,7 @@ from outrider.audit.cases import DraftRequest
 from outrider.audit.mutations import Mutation
 from outrider.audit.tree_parts import Topology, TreeVerifier, draft_tree
 from outrider.sampling.noise import Noise, Purpose, Uniform, Weights
-from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult, depths, path_to
+from outrider.verification.base import Proposal, TargetProbs, TargetToken, VerifyResult, depths, path_to
 from outrider.verification.tree import branches, verify_recursive, verify_tree_match
 
 # --- the drafter ------------------------------------------------------------------------------------------------
@@ -63,12 +63,12 @@ def faulty_traversal(
 ) -> TreeVerifier:
     """``verify_traversal`` written as a recursion, with one mistake per argument and none by default.
 
-    ``remove_drawn`` says whether a rejected child leaves the draft's law, by default as it should.
+    ``remove_drawn`` says whether a rejected child leaves the draft's distribution, by default as it should.
     """
 
-    def verify(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
+    def verify(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
         if proposal.probs is None or proposal.parents is None or not len(proposal):
-            return verify_recursive(proposal, target_law, noise, position)
+            return verify_recursive(proposal, target_probs_at, noise, position)
         probs, parents, branch = proposal.probs, proposal.parents, branches(proposal.parents)
         removes = not proposal.with_replacement if remove_drawn is None else remove_drawn
 
@@ -76,7 +76,7 @@ def faulty_traversal(
             path = tuple(path_to(parents, node))
             if reach <= 0.0:
                 return None
-            target_probs, bound, scale, rejected = target_law(node + 1), reach, 1.0, False
+            target_probs, bound, scale, rejected = target_probs_at(node + 1), reach, 1.0, False
             draft_probs: Weights | None = None
             for child in (child for child, parent in enumerate(parents) if parent == node):
                 token_id = proposal.token_ids[child]
@@ -104,7 +104,7 @@ def faulty_traversal(
                 if not noise.uniform(position + len(path) - 1, Purpose.ACCEPT, branch=where) * scale < bound:
                     return None
             purpose = Purpose.RECOVER if rejected else Purpose.BONUS
-            weights = target_probs if target_probs.any() else target_law(node + 1)
+            weights = target_probs if target_probs.any() else target_probs_at(node + 1)
             token_id = noise.draw(weights, position + len(path), purpose)
             return VerifyResult(len(path), token_id, "recovered" if rejected else "bonus", path)
 
@@ -116,13 +116,13 @@ def faulty_traversal(
 # --- rejection sampling child by child, and match ----------------------------------------------------------------
 
 
-def _without_residual(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
-    """Each child of point masses is tried against the target's own law, whatever was rejected before it."""
+def _without_residual(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
+    """Each child of point masses is tried against the target's own distribution, whatever was rejected before it."""
     parents, path = proposal.parents or (), tuple[int, ...]()
     branch = branches(parents)
     while True:
         node = path[-1] if path else -1
-        target_probs, accepted = target_law(node + 1), None
+        target_probs, accepted = target_probs_at(node + 1), None
         for child in (child for child, parent in enumerate(parents) if parent == node):
             uniform = noise.uniform(position + len(path), Purpose.ACCEPT, branch=branch[child])
             if uniform * 1.0 < float(target_probs[proposal.token_ids[child]]):
@@ -244,14 +244,14 @@ TREE_MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "tree: row of another branch",
-        "a node judged by the target's law after another node of its depth",
+        "a node judged by the target's distribution after another node of its depth",
         "traversal",
         "sampled",
         lambda build: replace(build, tree=replace(build.tree, row_of=_uncle_row)),
     ),
     Mutation(
         "tree: rejected point mass not removed",
-        "each child of point masses tried against the target's law as it was",
+        "each child of point masses tried against the target's distribution as it was",
         "recursive",
         "point mass",
         lambda build: replace(build, tree=replace(build.tree, recursive=_without_residual)),

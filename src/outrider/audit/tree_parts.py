@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.sampling.noise import Noise, Purpose, Weights
-from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult, depths
+from outrider.verification.base import Proposal, TargetProbs, TargetToken, VerifyResult, depths
 from outrider.verification.tree import (
     branches,
     sampled_tree_tokens,
@@ -26,7 +26,7 @@ Topology = tuple[int, ...]
 
 
 def draft_tree(request: DraftRequest, topology: Topology, noise: Noise) -> Proposal:
-    """Grow ``topology`` as far as ``request`` has room and the law has tokens.
+    """Grow ``topology`` as far as ``request`` has room and the distribution has tokens.
 
     A node less probable than ``stop_below`` gets no children, and one behind its siblings neither: both are settled
     once the node's level is drawn and before anything below it is.
@@ -51,7 +51,7 @@ def draft_tree(request: DraftRequest, topology: Topology, noise: Noise) -> Propo
         while walk >= 0:
             drafted.insert(0, token_ids[walk])
             walk = parents[walk]
-        row = request.law((*request.context, *drafted))
+        row = request.probs((*request.context, *drafted))
         rest = left.setdefault(above, row)
         if not rest.any():
             continue
@@ -79,7 +79,7 @@ def draft_tree(request: DraftRequest, topology: Topology, noise: Noise) -> Propo
 
 
 TreeDrafter = Callable[["DraftRequest", Topology, Noise], Proposal]
-TreeVerifier = Callable[[Proposal, TargetLaw, Noise, int], VerifyResult]
+TreeVerifier = Callable[[Proposal, TargetProbs, Noise, int], VerifyResult]
 TreeMatch = Callable[[Proposal, TargetToken], VerifyResult]
 
 
@@ -91,5 +91,5 @@ class TreeBuild:
     traversal: TreeVerifier = verify_traversal
     recursive: TreeVerifier = verify_recursive
     match: TreeMatch = verify_tree_match
-    target_tokens: Callable[[Proposal, TargetLaw, Noise, int], TargetToken] = sampled_tree_tokens
+    target_tokens: Callable[[Proposal, TargetProbs, Noise, int], TargetToken] = sampled_tree_tokens
     row_of: Callable[[Proposal, int], int] = lambda proposal, row: row

@@ -25,7 +25,7 @@ def exact(
         str | None, typer.Option("--json", metavar="PATH", help="Also write the result as JSON; - for stdout alone.")
     ] = None,
 ) -> None:
-    """Prove on small vocabularies, by enumeration, that the verifiers emit the target model's own law.
+    """Prove on small vocabularies, by enumeration, that the verifiers emit the target model's own distribution.
 
     Needs no model and takes seconds. Exit code 0: proven, 1: not.
     """
@@ -54,14 +54,14 @@ def _show(report: ExactReport, console: Console) -> None:
     from outrider.audit.exact import CAUGHT_TV, MAX_TV
 
     console.print(
-        "[bold]1. Does the output have the target model's own law?[/bold]\n"
+        "[bold]1. Does the output have the target model's own distribution?[/bold]\n"
         "Every outcome of drafting and verifying was followed. TV, total variation, is the largest difference in\n"
         f"probability of any set of outputs: 0 is equal, 1 is disjoint; up to {MAX_TV:g} is rounding."
     )
-    laws = Table("verifier", "drafts", "cases", "largest TV", "")
+    distributions = Table("verifier", "drafts", "cases", "largest TV", "")
     for verifier, drafting, count, tv in report.by_way():
-        laws.add_row(verifier, drafting, str(count), f"{tv:.1e}", _verdict(tv < MAX_TV, "exact", "NOT EXACT"))
-    console.print(laws)
+        distributions.add_row(verifier, drafting, str(count), f"{tv:.1e}", _verdict(tv < MAX_TV, "exact", "NOT EXACT"))
+    console.print(distributions)
 
     console.print(
         "\n[bold]2. Would a mistake be noticed?[/bold]\n"

@@ -1,4 +1,4 @@
-// Python bindings of laws, draws and log-probabilities.
+// Python bindings of distributions, draws and log-probabilities.
 #include <cmath>
 #include <stdexcept>
 
@@ -33,22 +33,22 @@ auto with_row(const Row& row, const Body& body) {
     fail("logits must be float32 or float64");
 }
 
-// What follows gives None for a row that has no law, with a NaN or +inf or with -inf alone: the caller says which.
+// What follows gives None for a row that has no distribution, with a NaN or +inf or with -inf alone: the caller says which.
 
-nb::object py_law(const Row& row, double temperature, int64_t top_k, double top_p, double min_p, double typical_p) {
+nb::object py_probabilities(const Row& row, double temperature, int64_t top_k, double top_p, double min_p, double typical_p) {
     const LawOptions options{temperature, top_k, top_p, min_p, typical_p};
     return with_row(row, [&](const auto* logits, int64_t size) -> nb::object {
         const auto scan = scan_row(logits, size);
         if (!std::isfinite(scan.peak)) return nb::none();
         if (!options.truncates(size)) {
             std::vector<double> probs(size_t(size), 0.0);
-            dense_law(scan, temperature, probs.data());
+            dense_probabilities(scan, temperature, probs.data());
             return nb::cast(array_of(std::move(probs)));
         }
-        Survivors law = survivors(scan, options);
-        const double sum = sum_of(law.weights.data(), int64_t(law.weights.size()));
-        for (double& weight : law.weights) weight /= sum;
-        return nb::make_tuple(array_of(std::move(law.ids)), array_of(std::move(law.weights)));
+        Survivors kept = survivors(scan, options);
+        const double sum = sum_of(kept.weights.data(), int64_t(kept.weights.size()));
+        for (double& weight : kept.weights) weight /= sum;
+        return nb::make_tuple(array_of(std::move(kept.ids)), array_of(std::move(kept.weights)));
     });
 }
 
@@ -81,7 +81,7 @@ nb::tuple py_draw(const Weights& weights, uint64_t key) {
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-    m.def("law", &py_law, nb::arg("logits"), nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
+    m.def("probabilities", &py_probabilities, nb::arg("logits"), nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
           nb::arg("min_p"), nb::arg("typical_p"));
     m.def("draw_token", &py_draw_token, nb::arg("logits"), nb::arg("key"), nb::kw_only(), nb::arg("temperature"),
           nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("typical_p"));

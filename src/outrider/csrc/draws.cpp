@@ -103,12 +103,12 @@ template <class T>
 int64_t draw_token(const RowScan<T>& scan, const LawOptions& options, uint64_t key) {
     if (!options.truncates(scan.size))
         return draw_of_all(scan, std::max(options.temperature, std::numeric_limits<double>::min()), key);
-    const Survivors law = survivors(scan, options);
+    const Survivors kept = survivors(scan, options);
     Winner winner;
-    for (std::size_t i = 0; i < law.ids.size(); ++i) {
-        const double u = uniform_of(mixed(key, law.ids[i]));
-        if (law.weights[i] > 0.0 && winner.open(law.weights[i], u))
-            winner.offer(law.ids[i], law.weights[i] / -std::log(u));
+    for (std::size_t i = 0; i < kept.ids.size(); ++i) {
+        const double u = uniform_of(mixed(key, kept.ids[i]));
+        if (kept.weights[i] > 0.0 && winner.open(kept.weights[i], u))
+            winner.offer(kept.ids[i], kept.weights[i] / -std::log(u));
     }
     return winner.id;
 }

@@ -1,4 +1,4 @@
-// What laws, draws and log-probabilities look for in a row of logits: sums of exponentials, and the few tokens that
+// What distributions, draws and log-probabilities look for in a row of logits: sums of exponentials, and the few tokens that
 // matter, found without looking at blocks of the row that cannot hold one. Double arithmetic in a fixed order and an
 // exponential of its own, so that what a row gives depends on nothing but the row: not on threads, on other rows, on the
 // processor or on the C library. Knows nothing about requests, models or Python.

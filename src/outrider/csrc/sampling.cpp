@@ -163,7 +163,7 @@ Survivors typical(const RowScan<T>& scan, double divisor, double typical_p) {
 }  // namespace
 
 template <class T>
-void dense_law(const RowScan<T>& scan, double temperature, double* probs) {
+void dense_probabilities(const RowScan<T>& scan, double temperature, double* probs) {
     exp_all(scan.row, scan.size, scan.peak, divisor_of(temperature), probs);
     const double sum = sum_of(probs, scan.size);
     for (int64_t i = 0; i < scan.size; ++i) probs[i] /= sum;
@@ -222,7 +222,7 @@ TokenReport token_report(const RowScan<T>& scan, int64_t token, int64_t num_top)
 }
 
 #define OUTRIDER_SAMPLING(T)                                                 \
-    template void dense_law(const RowScan<T>&, double, double*);             \
+    template void dense_probabilities(const RowScan<T>&, double, double*);             \
     template Survivors survivors(const RowScan<T>&, const LawOptions&);      \
     template TokenReport token_report(const RowScan<T>&, int64_t, int64_t);
 OUTRIDER_SAMPLING(float)

@@ -1,4 +1,4 @@
-// From a row of logits to the law of the next token, a draw from it, and log-probabilities. As row_scan.h promises, what
+// From a row of logits to the distribution of the next token, a draw from it, and log-probabilities. As row_scan.h promises, what
 // comes out depends on nothing but the row, the options and the key. Knows nothing about requests, models or Python.
 #pragma once
 
@@ -33,12 +33,12 @@ struct TokenReport {
 
 // Each of these wants a scan whose peak is finite. T is float or double.
 template <class T>
-void dense_law(const RowScan<T>& scan, double temperature, double* probs);
+void dense_probabilities(const RowScan<T>& scan, double temperature, double* probs);
 template <class T>
 Survivors survivors(const RowScan<T>& scan, const LawOptions& options);  // of options that truncate
 template <class T>
 TokenReport token_report(const RowScan<T>& scan, int64_t token, int64_t num_top);
-// A draw from the law, as keyed_draw of it but for rounding, without making it.
+// A draw from the distribution, as keyed_draw of it but for rounding, without making it.
 template <class T>
 int64_t draw_token(const RowScan<T>& scan, const LawOptions& options, uint64_t key);
 

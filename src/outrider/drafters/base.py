@@ -1,7 +1,7 @@
 """What a drafter is: two verbs, *propose* and *observe the outcome*, and one rule.
 
 The rule: a proposal is either a point mass, its tokens a deterministic function of what is committed, or it comes
-with the very law that each token was drawn from. How a drafter finds its tokens never changes what is emitted,
+with the very distribution that each token was drawn from. How a drafter finds its tokens never changes what is emitted,
 only how fast.
 """
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from outrider.request import Request
 from outrider.sampling.noise import Noise
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.verification.base import Proposal, ProposalNote
 
 __all__ = ["DraftRequest", "Drafter", "Proposal", "ProposalNote"]
@@ -23,13 +23,13 @@ __all__ = ["DraftRequest", "Drafter", "Proposal", "ProposalNote"]
 class DraftRequest:
     """One request to draft for: at most ``max_tokens`` >= 1 tokens, to follow ``request.token_ids``.
 
-    ``noise`` is that of this step; ``law`` makes logits the law that the request asks for.
+    ``noise`` is that of this step; ``probabilities`` makes logits the distribution that the request asks for.
     """
 
     request: Request
     max_tokens: int
     noise: Noise
-    law: RequestLaw
+    sampler: RequestSampler
 
 
 class Drafter(Protocol):

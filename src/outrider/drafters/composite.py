@@ -1,8 +1,8 @@
 """Several drafters for one request: text that was seen before, which costs nothing, and a model where that pays.
 
-Whoever proposes, its own rule holds: retrieval gives point masses, a model point masses or tokens with their law. Who
-proposes, and how much, is the planner's to say before anything is drawn, from outcomes and times of earlier steps and
-from the retrieved text alone; so it never changes what is emitted.
+Whoever proposes, its own rule holds: retrieval gives point masses, a model point masses or tokens with their
+distribution. Who proposes, and how much, is the planner's to say before anything is drawn, from outcomes and times of
+earlier steps and from the retrieved text alone; so it never changes what is emitted.
 """
 
 from __future__ import annotations

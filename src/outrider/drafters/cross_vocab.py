@@ -1,9 +1,9 @@
 """A draft model with another tokenizer: it reads the text in its own tokens and its drafts become the target's.
 
 Both algorithms are those of Timor et al. 2025 (arXiv 2502.05202). *Token-level intersection* (tli) lets the draft
-choose only among tokens that both vocabularies have, so a draft has its true law over the target's tokens and is
-verified like any other. *String-level exact match* (slem) lets it say what it likes, greedily, and takes the target's
-tokens for that text as point masses; it needs no shared tokens at all.
+choose only among tokens that both vocabularies have, so a draft has its true distribution over the target's tokens and
+is verified like any other. *String-level exact match* (slem) lets it say what it likes, greedily, and takes the
+target's tokens for that text as point masses; it needs no shared tokens at all.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class CrossVocabDrafter:
 
     The committed tokens are said in the draft's own tokens, from the text; what of that is as it was needs no computing
     again, drafts that came true among it. With slem every request gets point masses; with tli greedy and ``coupled``
-    ones do, and others a sample with its law. ``auto`` takes slem for greedy requests, where saying what it likes can
-    only help, and tli for the others, for which a sample with its law is accepted more often than the most probable
-    token; unless too little is shared.
+    ones do, and others a sample with its distribution. ``auto`` takes slem for greedy requests, where saying what it
+    likes can only help, and tli for the others, for which a sample with its distribution is accepted more often than
+    the most probable token; unless too little is shared.
 
     With tli drafting ends where the draft would say a token that the target does not have. Where a committed text
     cannot be said in the draft's tokens nothing is drafted.

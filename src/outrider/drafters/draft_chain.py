@@ -94,7 +94,7 @@ class DraftChain:
             if token_id is not None:
                 self.token_ids.append(token_id)
             return
-        probs = self.rows.law(entry, logits[0], self.token_ids)
+        probs = self.rows.probs(entry, logits[0], self.token_ids)
         self.stuck = probs is None
         if probs is None:
             return

@@ -36,8 +36,8 @@ class DraftModelDrafter:
     """Drafts token by token, or trees level by level, all requests of the batch in one pass per token or level.
 
     Greedy requests get the argmax and ``coupled`` ones the token that the target's own noise would choose under the
-    draft's law: both are point masses, and the answer does not depend on the draft (arXiv 2408.07978). All others get a
-    sample with its law.
+    draft's distribution: both are point masses, and the answer does not depend on the draft (arXiv 2408.07978). All
+    others get a sample with its distribution.
 
     A chain's own next tokens are looked up in the request's text, and those that come true cost no pass of their own.
 

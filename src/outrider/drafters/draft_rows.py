@@ -1,4 +1,5 @@
-"""From a row of a draft model's output to tokens and laws over the target's vocabulary, as the request wants them."""
+"""From a row of a draft model's output to tokens and distributions over the target's vocabulary, as the request wants
+them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from outrider.drafters.base import DraftRequest
 from outrider.ops.native import as_array, max_and_argmax
-from outrider.sampling.law import greedy_token, law
 from outrider.sampling.noise import Weights
+from outrider.sampling.probabilities import greedy_token, probabilities
 
 
 def first_choice(logits: Tensor) -> int:
@@ -69,7 +70,7 @@ class DraftRows:
     def greedy(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int]) -> int | None:
         """The most probable token after ``drafted``, from ``row`` [draft vocab]; None if the draft knows none there."""
         known = self._known(row)
-        if not entry.law.edits:
+        if not entry.sampler.edits:
             return int(self._token_ids[first_choice(known[None])])
         edited = self._edited(entry, known, drafted)
         return None if np.isneginf(edited).all() else greedy_token(edited)
@@ -77,7 +78,7 @@ class DraftRows:
     def best(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int], count: int) -> list[tuple[int, float]]:
         """At most ``count`` tokens after ``drafted``, the most probable first, each with its log-probability."""
         known, token_ids = self._known(row), self._token_ids
-        if entry.law.edits:
+        if entry.sampler.edits:
             known, token_ids = torch.from_numpy(self._edited(entry, known, drafted)), np.arange(self._vocab_size)
         values, places = torch.topk(known, min(count, len(known)))
         total = known.logsumexp(0)
@@ -86,18 +87,19 @@ class DraftRows:
         pairs = zip(token_ids[places.cpu().numpy()].tolist(), logprobs, strict=True)
         return [(token_id, logprob) for token_id, logprob in pairs if np.isfinite(logprob)]
 
-    def law(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int]) -> Weights | None:
-        """The draft's law [vocab_size] after ``drafted``; None if it knows no token of those that may come there."""
+    def probs(self, entry: DraftRequest, row: Tensor, drafted: Sequence[int]) -> Weights | None:
+        """The draft's distribution [vocab_size] after ``drafted``; None if it knows no token of those that may come
+        there."""
         known = self._known(row)
-        if entry.law.edits:
+        if entry.sampler.edits:
             edited = self._edited(entry, known, drafted)
-            return None if np.isneginf(edited).all() else law(edited, entry.request.params)
+            return None if np.isneginf(edited).all() else probabilities(edited, entry.request.params)
         probs = np.zeros(self._vocab_size, dtype=np.float64)
-        probs[self._token_ids] = law(as_array(known), entry.request.params)
+        probs[self._token_ids] = probabilities(as_array(known), entry.request.params)
         return probs
 
     def _edited(self, entry: DraftRequest, known: Tensor, drafted: Sequence[int]) -> Weights:
         """Logits [vocab_size] as the request edits them; tokens unknown to the draft are out."""
         logits = np.full(self._vocab_size, -np.inf)
         logits[self._token_ids] = as_array(known)
-        return entry.law.edited(logits, entry.request.token_ids, drafted)
+        return entry.sampler.edited(logits, entry.request.token_ids, drafted)

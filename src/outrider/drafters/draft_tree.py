@@ -28,7 +28,8 @@ each further choice over the one before. Their probabilities say little, since t
 
 @dataclass
 class _Node:
-    """One token after ``parent`` (-1: the root). ``probs`` [vocab] is the law after the parent, if it was drawn."""
+    """One token after ``parent`` (-1: the root). ``probs`` [vocab] is the distribution after the parent, if it was
+    drawn."""
 
     token_id: int
     parent: int
@@ -127,7 +128,7 @@ class DraftTree:
             for token_id, logprob in self._rows.best(entry, row, drafted, self._width):
                 self._add(token_id, parent, logprob)
             return
-        left = self._rows.law(entry, row, drafted)
+        left = self._rows.probs(entry, row, drafted)
         chance = _FIRST_CHOICE
         for _ in range(self._width):
             if left is None or not left.any():
@@ -140,7 +141,7 @@ class DraftTree:
     def _draw(self, parent: int, row: Tensor, first: int) -> None:
         """Up to ``width`` children drawn without replacement; ``first`` is the first node of their level."""
         entry, drafted = self.entry, self._drafted(parent)
-        probs = self._rows.law(entry, row, drafted)
+        probs = self._rows.probs(entry, row, drafted)
         if probs is None:
             return
         left = probs.copy()

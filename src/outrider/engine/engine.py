@@ -18,7 +18,7 @@ from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import Grammar, GrammarCompiler
 from outrider.sampling.noise import Noise
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams, StructuredOutputs
 from outrider.scheduler.scheduler import Scheduler
@@ -77,7 +77,7 @@ class Engine:
         self._arrivals = itertools.count()
         self._requests: dict[str, Request] = {}
         self._noises: dict[str, Noise] = {}
-        self._laws: dict[str, RequestLaw] = {}
+        self._samplers: dict[str, RequestSampler] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
 
     @property
@@ -111,7 +111,7 @@ class Engine:
             arrival=next(self._arrivals),
             priority=priority,
         )
-        law = RequestLaw(
+        sampler = RequestSampler(
             params,
             prompt_token_ids,
             vocab_size=self.vocab_size,
@@ -125,7 +125,7 @@ class Engine:
             request.metrics.speculation = "inactive: turned off in this request"
         self._requests[request_id] = request
         self._noises[request_id] = self._noise_for(request.noise_seed)
-        self._laws[request_id] = law
+        self._samplers[request_id] = sampler
         self._detokenizers[request_id] = Detokenizer(self._new_stream(params.skip_special_tokens), params.stop)
         self.scheduler.add(request)
         return request
@@ -222,7 +222,7 @@ class Engine:
         if request.finished:
             del self._requests[request_id], self._detokenizers[request_id]
             self._noises.pop(request_id, None)
-            self._laws.pop(request_id, None)
+            self._samplers.pop(request_id, None)
             self.controller.forget(request_id)
         return RequestOutput(
             request_id=request_id,
@@ -239,9 +239,9 @@ class Engine:
         """The request's own randomness in its coming step."""
         return self._noises[request.request_id].at_step(request.num_tokens)
 
-    def law(self, request: Request) -> RequestLaw:
-        """The request's law at any of its places."""
-        return self._laws[request.request_id]
+    def sampler(self, request: Request) -> RequestSampler:
+        """The request's distribution at any of its places."""
+        return self._samplers[request.request_id]
 
     def detokenize(self, request: Request, token_id: int) -> str | None:
         """Add one token to the request's text; return the stop string that it completes, if any."""

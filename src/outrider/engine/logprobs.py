@@ -10,22 +10,22 @@ from outrider.ops.native import as_array
 from outrider.outputs import TokenLogprobs
 from outrider.request import Request
 from outrider.sampling.logprobs import report_of_logits
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 
 
 def output_logprobs(
-    request: Request, law: RequestLaw, token_ids: Sequence[int], rows: Tensor, nodes: Sequence[int]
+    request: Request, sampler: RequestSampler, token_ids: Sequence[int], rows: Tensor, nodes: Sequence[int]
 ) -> list[TokenLogprobs]:
     """For each token that the step emits, by its row of ``rows`` [1 + drafts, vocab]; empty unless asked for.
 
     ``nodes`` are the accepted drafts; the first token's row is 0, each other's the one after the draft before it. That
-    is the target's law at the token's place, be it accepted, recovered or bonus: never a residual's.
+    is the target's distribution at the token's place, be it accepted, recovered or bonus: never a residual's.
     """
     num_top = request.params.logprobs
     if num_top is None:
         return []
     return [
-        law.report(as_array(rows[row]), token_id, num_top, request.token_ids, token_ids[:place])
+        sampler.report(as_array(rows[row]), token_id, num_top, request.token_ids, token_ids[:place])
         for place, (row, token_id) in enumerate(zip((0, *(node + 1 for node in nodes)), token_ids, strict=False))
     ]
 

@@ -1,6 +1,6 @@
 """One step of the decode loop: schedule, propose, run, verify, commit, observe. This file is the engine.
 
-    accepted    a drafted token that the target's law let stand
+    accepted    a drafted token that the target's distribution let stand
     recovered   the token drawn in place of the first rejected draft
     bonus       the token after the last draft, when all were accepted
     target      the token of a pass without drafts
@@ -149,7 +149,7 @@ def _greedy_choices(
     engine: Engine, grants: Sequence[Grant], drafted: Sequence[Proposal], logits: Sequence[Tensor]
 ) -> dict[str, list[int]]:
     scored = [(g, p, rows) for g, p, rows in zip(grants, drafted, logits, strict=True) if g.scores]
-    return greedy_choices([(g.request, engine.law(g.request), _scored_rows(g, p, rows)) for g, p, rows in scored])
+    return greedy_choices([(g.request, engine.sampler(g.request), _scored_rows(g, p, rows)) for g, p, rows in scored])
 
 
 def _advance(
@@ -161,13 +161,13 @@ def _advance(
     rows = _scored_rows(grant, proposal, rows)
     if grant.scores:
         known = {"greedy_ids": greedy_ids} if greedy_ids else {}
-        result = engine.verify(request, proposal, rows, engine.noise(request), engine.law(request), **known)
+        result = engine.verify(request, proposal, rows, engine.noise(request), engine.sampler(request), **known)
         nodes = result.nodes
         tokens += [(proposal.token_ids[node], "accepted") for node in nodes]
         tokens.append((result.token_id, result.source))
         engine.runner.keep_path(request.request_id, request.num_tokens, nodes)
-    logprobs = output_logprobs(request, engine.law(request), [token_id for token_id, _ in tokens], rows, nodes)
-    details = output_details(request, engine.law(request), proposal, tokens, rows, nodes, engine.token_text)
+    logprobs = output_logprobs(request, engine.sampler(request), [token_id for token_id, _ in tokens], rows, nodes)
+    details = output_details(request, engine.sampler(request), proposal, tokens, rows, nodes, engine.token_text)
     appended = engine.scheduler.commit(grant, tokens, engine.detokenize)
     if not appended:
         return None
@@ -190,7 +190,7 @@ def _propose(engine: Engine, grants: Sequence[Grant]) -> dict[str, Proposal]:
     if drafter is None or not grants:
         return {}
     batch = [
-        DraftRequest(grant.request, grant.max_drafts, engine.noise(grant.request), engine.law(grant.request))
+        DraftRequest(grant.request, grant.max_drafts, engine.noise(grant.request), engine.sampler(grant.request))
         for grant in grants
     ]
     try:
@@ -231,7 +231,7 @@ def _legal(proposal: Proposal, entry: DraftRequest) -> Proposal:
     """
     if proposal.probs is not None or proposal.parents is not None or not len(proposal):
         return proposal
-    count = entry.law.num_legal(entry.request.token_ids, proposal.token_ids)
+    count = entry.sampler.num_legal(entry.request.token_ids, proposal.token_ids)
     if count == len(proposal):
         return proposal
     chances = None if proposal.chances is None else proposal.chances[:count]

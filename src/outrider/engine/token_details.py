@@ -1,6 +1,7 @@
 """What a step can tell about each token it emits: how probable target and draft held it, and what it replaced.
 
-Read from rows and laws that are there anyway; nothing here draws, judges or commits, so no output depends on it.
+Read from rows and distributions that are there anyway; nothing here draws, judges or commits, so no output depends on
+it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from outrider.outputs import RejectedDraft, TokenDetail, TokenSource
 from outrider.request import Request
 from outrider.sampling.logprobs import report_of_logits
 from outrider.sampling.noise import Weights
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.verification.base import Proposal
 
 
 def output_details(
     request: Request,
-    law: RequestLaw,
+    sampler: RequestSampler,
     proposal: Proposal,
     tokens: Sequence[tuple[int, TokenSource]],
     rows: Tensor,
@@ -41,7 +42,7 @@ def output_details(
     details = []
     for place, (token_id, source) in enumerate(tokens):
         parent = nodes[place - 1] if place else -1
-        target_prob = _target_probs(request, law, as_array(rows[parent + 1]), emitted[:place])
+        target_prob = _target_probs(request, sampler, as_array(rows[parent + 1]), emitted[:place])
         detail = TokenDetail(token_id, source, step, place, target_prob(token_id))
         tried = nodes[place] if source == "accepted" else _first_child(proposal, parent)
         if tried is not None:
@@ -58,20 +59,23 @@ def output_details(
     return details
 
 
-def _target_probs(request: Request, law: RequestLaw, logits: Weights, drafted: Sequence[int]) -> Callable[[int], float]:
+def _target_probs(
+    request: Request, sampler: RequestSampler, logits: Weights, drafted: Sequence[int]
+) -> Callable[[int], float]:
     """The target's probability of a token at this place, from its ``logits`` [vocab].
 
-    A greedy law is one at a single token; its requests get the softmax of the edited logits instead.
+    A greedy distribution is one at a single token; its requests get the softmax of the edited logits instead.
     """
     if request.params.greedy:
-        edited = law.edited(logits, request.token_ids, drafted)
+        edited = sampler.edited(logits, request.token_ids, drafted)
         return lambda token_id: math.exp(report_of_logits(edited, token_id, 0).logprob)
-    probs = law.probs(logits, request.token_ids, drafted)
+    probs = sampler.probs(logits, request.token_ids, drafted)
     return lambda token_id: float(probs[token_id])
 
 
 def _draft_prob(proposal: Proposal, node: int) -> float | None:
-    """What the draft gave ``node`` after its parent: by its law, or by a retrieval's estimate; None for neither.
+    """What the draft gave ``node`` after its parent: by its distribution, or by a retrieval's estimate; None for
+    neither.
 
     ``chances`` are those of a whole path, so the estimate for one token is the ratio to its parent's.
     """

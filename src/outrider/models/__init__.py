@@ -1,1 +1,1 @@
-"""Models: what a forward pass takes, the decoder, and toys with a known law."""
+"""Models: what a forward pass takes, the decoder, and toys with a known distribution."""

@@ -1,4 +1,4 @@
-"""Models whose law is known exactly, for tests and audits.
+"""Models whose distribution is known exactly, for tests and audits.
 
 A toy model keeps token ids in its paged cache instead of K and V, and reads each row's context back through the
 block tables. So a wrong slot, a rollback that forgets, or a block given to two requests changes its output.
@@ -17,21 +17,21 @@ from torch import Tensor
 from outrider.models.batch import ForwardBatch
 from outrider.ops.reference import move_kv
 
-Law = Callable[[tuple[int, ...]], NDArray[np.float64]]
-"""From a context (all tokens so far) to the law of the next one, [vocab]."""
+Distribution = Callable[[tuple[int, ...]], NDArray[np.float64]]
+"""From a context (all tokens so far) to the distribution of the next one, [vocab]."""
 
 EMPTY = -1
 
 
 class ToyModel:
-    """A ``CausalModel`` given by a function from context to law; logits are its logarithms in float64."""
+    """A ``CausalModel`` given by a function from context to distribution; logits are its logarithms in float64."""
 
-    def __init__(self, vocab_size: int, law: Law, *, max_model_len: int = 4096) -> None:
+    def __init__(self, vocab_size: int, distribution: Distribution, *, max_model_len: int = 4096) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.device = torch.device("cpu")
         self.num_passes = 0
-        self._law = law
+        self._probs = distribution
 
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes of one block: one int64 per token."""
@@ -62,12 +62,12 @@ class ToyModel:
             if EMPTY in context:
                 raise RuntimeError(f"context {context} was read before it was written")
             with np.errstate(divide="ignore"):
-                rows.append(np.log(self._law(context)))
+                rows.append(np.log(self._probs(context)))
         return torch.from_numpy(np.array(rows, dtype=np.float64).reshape(-1, self.vocab_size))
 
 
-def random_table(vocab_size: int, seed: int, *, order: int = 2, sharpness: float = 1.0) -> Law:
-    """A law that depends on the last ``order`` tokens: softmax of ``sharpness`` times fixed Gaussian numbers.
+def random_table(vocab_size: int, seed: int, *, order: int = 2, sharpness: float = 1.0) -> Distribution:
+    """A distribution that depends on the last ``order`` tokens: softmax of ``sharpness`` times fixed Gaussian numbers.
 
     A large ``sharpness`` makes wide margins, so that exact equality of greedy tokens is a fair test.
     """
@@ -81,12 +81,13 @@ def random_table(vocab_size: int, seed: int, *, order: int = 2, sharpness: float
     return lambda context: of_suffix(tuple(context[-order:]))
 
 
-def scripted(vocab_size: int, script: Sequence[int], *, prompt_len: int, confidence: float = 0.99) -> Law:
-    """A law that continues a prompt of ``prompt_len`` tokens with ``script``, over and over, at ``confidence``."""
+def scripted(vocab_size: int, script: Sequence[int], *, prompt_len: int, confidence: float = 0.99) -> Distribution:
+    """A distribution that continues a prompt of ``prompt_len`` tokens with ``script``, over and over, at
+    ``confidence``."""
 
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         probs = np.full(vocab_size, (1.0 - confidence) / (vocab_size - 1))
         probs[script[(len(context) - prompt_len) % len(script)]] = confidence
         return probs
 
-    return law
+    return distribution

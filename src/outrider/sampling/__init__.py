@@ -1,1 +1,2 @@
-"""From logits to probabilities to tokens: the law, and the keyed noise. Knows nothing about models or requests."""
+"""From logits to probabilities to tokens: the distribution, and the keyed noise. Knows nothing about models or
+requests."""

@@ -1,7 +1,7 @@
 """Structured output: which tokens a grammar lets come at any place of a request, drafted places included.
 
 Grammars are compiled and matched by llguidance, which is imported when the first one is asked for. Knows nothing about
-models, verifiers or how a law is made.
+models, verifiers or how a distribution is made.
 """
 
 from __future__ import annotations

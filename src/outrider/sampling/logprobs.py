@@ -6,8 +6,8 @@ import numpy as np
 
 from outrider.outputs import TokenLogprobs
 from outrider.sampling.kernels import native
-from outrider.sampling.law import greedy_token, native_row, not_finite
 from outrider.sampling.noise import Weights
+from outrider.sampling.probabilities import greedy_token, native_row, not_finite
 
 
 def log_softmax(logits: Weights) -> Weights:

@@ -5,7 +5,7 @@ it are independent. Within a step ``DRAFT`` and ``ACCEPT`` are keyed by the step
 may have had a say in what was emitted before it, so the next draft at its place must not be drawn with its noise.
 Drafts in a tree share positions; their ``branch`` tells them apart. All else has branch 0.
 ``KeyedNoise`` in rng.py is the engine's; audit/enumerate.py has one that branches over every outcome instead of
-drawing, which is how laws are proven exactly.
+drawing, which is how distributions are proven exactly.
 """
 
 from __future__ import annotations

@@ -134,7 +134,8 @@ class DraftCosts:
 
 
 class RowCosts:
-    """Seconds after the pass (law, draws, verification, text) for a request: of its first row, and of each further."""
+    """Seconds after the pass (distribution, draws, verification, text) for a request: of its first row, and of each
+    further."""
 
     def __init__(self) -> None:
         self.first = 0.0

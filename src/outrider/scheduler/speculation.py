@@ -82,7 +82,8 @@ class SpeculationController:
         """The model drafter took ``seconds`` for what the last plan gave it to do."""
 
     def observe_rows(self, request: Request, rows: int, seconds: float) -> None:
-        """What followed the pass (law, draws, verification, text) took ``seconds`` for ``rows`` rows of a request."""
+        """What followed the pass (distribution, draws, verification, text) took ``seconds`` for ``rows`` rows of a
+        request."""
 
     def end_step(self, load: Load, pass_seconds: float, step_seconds: float, gained: int) -> None:
         """A step ended: its pass, drafts included, took ``pass_seconds``, all of it ``step_seconds``."""

@@ -1,1 +1,2 @@
-"""Pure functions: proposal + target law + noise -> ``VerifyResult``. Knows nothing about models or requests."""
+"""Pure functions: proposal + target distribution + noise -> ``VerifyResult``. Knows nothing about models or
+requests."""

@@ -1,7 +1,7 @@
 """What goes into a verifier and what comes out.
 
-Terms: the drafter *proposes* tokens x_1 … x_K; the target's pass gives its law at K + 1 positions; the verifier
-*accepts* the first ``num_accepted`` of them and emits exactly one token more: the *recovered* token, drawn in
+Terms: the drafter *proposes* tokens x_1 … x_K; the target's pass gives its distribution at K + 1 positions; the
+verifier *accepts* the first ``num_accepted`` of them and emits exactly one token more: the *recovered* token, drawn in
 place of the first rejected draft, or the *bonus* token after the last draft when all were accepted. A pass
 without drafts emits one *target* token.
 
@@ -38,16 +38,16 @@ class Proposal:
     """Drafted tokens, and how they came about.
 
     ``probs is None`` says *point mass*: the tokens are a deterministic function of what is committed (and, for
-    a seeded request, of its TARGET noise). Otherwise ``probs[i]`` [vocab] is the very law that ``token_ids[i]``
-    was drawn from, with DRAFT noise. There is no third state.
+    a seeded request, of its TARGET noise). Otherwise ``probs[i]`` [vocab] is the very distribution that
+    ``token_ids[i]`` was drawn from, with DRAFT noise. There is no third state.
 
     ``chances[i]``, if a drafter of point masses can tell, is its estimate of the probability that ``token_ids[i]`` is
     reached and accepted. It may say how much of the proposal is worth a verification; it never decides what is emitted.
 
     ``parents`` makes a tree: ``parents[i]`` < i is the node that token i follows, or -1 for the root. Then ``probs[i]``
-    is the whole law after the parent, the same for all its children, which stand in the order in which they were drawn:
-    each from what its earlier siblings left of the law, renormalised, or with ``with_replacement`` each from all of it.
-    What was drawn must be kept; only a tree of point masses may be pruned at will.
+    is the whole distribution after the parent, the same for all its children, which stand in the order in which they
+    were drawn: each from what its earlier siblings left of the distribution, renormalised, or with ``with_replacement``
+    each from all of it. What was drawn must be kept; only a tree of point masses may be pruned at will.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -90,10 +90,10 @@ class VerifyResult:
         return tuple(range(self.num_accepted)) if self.path is None else self.path
 
 
-TargetLaw = Callable[[int], Weights]
-"""The target's law [vocab] at the place of draft i, given the committed tokens and the drafts before i; asked only
-for rows that decide something. Row K, after the last draft, is the bonus token's. Of a tree: the law after node
-``row - 1`` and its ancestors, row 0 being the root's."""
+TargetProbs = Callable[[int], Weights]
+"""The target's distribution [vocab] at the place of draft i, given the committed tokens and the drafts before i; asked
+only for rows that decide something. Row K, after the last draft, is the bonus token's. Of a tree: the distribution
+after node ``row - 1`` and its ancestors, row 0 being the root's."""
 
 TargetToken = Callable[[int], int]
 """The target's own token at the place of draft i, given the committed tokens and the drafts before i. Of a tree: the
@@ -122,9 +122,9 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 def check_proposal(proposal: Proposal, vocab_size: int, max_tokens: int) -> None:
     """Raise ``ValueError`` saying what is wrong if ``proposal`` breaks the drafters' contract.
 
-    At most ``max_tokens`` ids, each in [0, ``vocab_size``); with ``probs``, one law [vocab_size] per token that is
-    non-negative, sums to one and does not rule out the very token drawn from it. In a tree parents come before their
-    children, siblings share one law, and two of them are the same token only if drawn with replacement.
+    At most ``max_tokens`` ids, each in [0, ``vocab_size``); with ``probs``, one distribution [vocab_size] per token
+    that is non-negative, sums to one and does not rule out the very token drawn from it. In a tree parents come before
+    their children, siblings share one distribution, and two of them are the same token only if drawn with replacement.
     """
     token_ids, probs = proposal.token_ids, proposal.probs
     if len(token_ids) > max_tokens:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.sampling.noise import Noise, Purpose
-from outrider.verification.base import TargetLaw, TargetToken, VerifyResult
+from outrider.verification.base import TargetProbs, TargetToken, VerifyResult
 
 
 def verify_match(token_ids: Sequence[int], target_token: TargetToken) -> VerifyResult:
@@ -25,13 +25,13 @@ def verify_match(token_ids: Sequence[int], target_token: TargetToken) -> VerifyR
     return VerifyResult(num_drafts, target_token(num_drafts), "bonus" if num_drafts else "target")
 
 
-def sampled_tokens(target_law: TargetLaw, noise: Noise, position: int) -> TargetToken:
+def sampled_tokens(target_probs_at: TargetProbs, noise: Noise, position: int) -> TargetToken:
     """The target's sampled token at each place; the same noise as plain sampling at that absolute position.
 
     ``position`` is the absolute position of the first draft.
     """
 
     def target_token(place: int) -> int:
-        return noise.draw(target_law(place), position + place, Purpose.TARGET)
+        return noise.draw(target_probs_at(place), position + place, Purpose.TARGET)
 
     return target_token

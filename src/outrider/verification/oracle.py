@@ -1,6 +1,6 @@
 """What the verifiers must produce, by formula: plain NumPy in float64, sharing no code with what it judges.
 
-Laws over token strings are dicts from tuples of token ids to probabilities.
+Distributions over token strings are dicts from tuples of token ids to probabilities.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outrider.sampling_params import SamplingParams
 
 Row = NDArray[np.floating[Any]]
 Table = Callable[[tuple[int, ...]], Row]
-"""A model of known law: probabilities [vocab] of the next token, given all tokens before it."""
+"""A model of known distribution: probabilities [vocab] of the next token, given all tokens before it."""
 
 Outcome = TypeVar("Outcome")
 
@@ -48,7 +48,7 @@ def edited_logits(
     return row
 
 
-def processed_law(logits: NDArray[np.floating], params: SamplingParams) -> Row:
+def processed_probs(logits: NDArray[np.floating], params: SamplingParams) -> Row:
     """Probabilities [vocab] by the definitions of temperature and the truncations, with full sorts."""
     scores = np.asarray(logits, dtype=np.float64)
     order = np.lexsort((np.arange(scores.size), -scores))
@@ -70,15 +70,15 @@ def processed_law(logits: NDArray[np.floating], params: SamplingParams) -> Row:
         ranked = held[np.argsort(np.abs(surprisal - (probs[held] * surprisal).sum()), kind="stable")]
         mass = np.concatenate(([0.0], np.cumsum(probs[ranked])[:-1]))
         probs[ranked[mass >= params.typical_p]] = 0.0
-    law: Row = np.empty_like(probs)
-    law[order] = probs / probs.sum()
-    return law
+    result: Row = np.empty_like(probs)
+    result[order] = probs / probs.sum()
+    return result
 
 
-def plain_law(
+def plain_distribution(
     table: Table, context: tuple[int, ...], num_tokens: int, end_token_ids: frozenset[int] = frozenset()
 ) -> dict[tuple[int, ...], float]:
-    """The joint law of the next ``num_tokens`` tokens under ``table`` alone; a string ends at an end token."""
+    """The joint distribution of the next ``num_tokens`` tokens under ``table`` alone; a string ends at an end token."""
     if num_tokens == 0:
         return {(): 1.0}
     strings: dict[tuple[int, ...], float] = {}
@@ -86,15 +86,16 @@ def plain_law(
         if prob <= 0.0:
             continue
         left = 0 if token_id in end_token_ids else num_tokens - 1
-        for rest, rest_prob in plain_law(table, (*context, token_id), left, end_token_ids).items():
+        for rest, rest_prob in plain_distribution(table, (*context, token_id), left, end_token_ids).items():
             strings[(token_id, *rest)] = float(prob) * rest_prob
     return strings
 
 
-def step_law(
+def step_distribution(
     target: Table, draft: Table, context: tuple[int, ...], num_drafts: int
 ) -> dict[tuple[int, tuple[int, ...]], float]:
-    """The law of (number accepted, tokens emitted) in one step of rejection sampling with ``num_drafts`` drafts.
+    """The distribution of (number accepted, tokens emitted) in one step of rejection sampling with ``num_drafts``
+    drafts.
 
     Drafts x_1 … x_a accepted and y emitted in place of the next: the product of min(p_i, q_i)(x_i), i <= a, times
     (p - q)_+(y) at place a + 1; all accepted: times p(y) at the place after the last.
@@ -132,12 +133,12 @@ def expected_tokens(acceptance: float, num_drafts: int) -> float:
     return float(sum(acceptance**i for i in range(num_drafts + 1)))
 
 
-def residual_law(target_probs: Row, draft_probs: Row) -> Row:
+def residual_probs(target_probs: Row, draft_probs: Row) -> Row:
     """(p - q)_+ normalised; p itself where p = q."""
     excess = np.maximum(target_probs - draft_probs, 0.0)
     return excess / excess.sum() if excess.sum() > 0.0 else target_probs
 
 
 def total_variation(one: Mapping[Outcome, float], other: Mapping[Outcome, float]) -> float:
-    """Half the sum of absolute differences; mass missing from one of the laws counts as a difference."""
+    """Half the sum of absolute differences; mass missing from one of the distributions counts as a difference."""
     return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())

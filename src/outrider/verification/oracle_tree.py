@@ -1,6 +1,6 @@
 """What the verifiers of trees must produce for one given tree, by formula: plain recursion, products, no draws.
 
-Shares no code with what it judges. A law is over (accepted nodes, the token after them).
+Shares no code with what it judges. A distribution is over (accepted nodes, the token after them).
 """
 
 from __future__ import annotations

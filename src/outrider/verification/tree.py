@@ -2,8 +2,8 @@
 
 Three rules, as for chains. ``verify_tree_match`` follows the target's own tokens. ``verify_recursive`` is rejection
 sampling child by child (Miao et al. 2023, arXiv 2305.09781; without replacement Jeon et al. 2024, arXiv 2402.14160).
-``verify_traversal`` judges from the leaves up (arXiv 2505.12398): with target law P_u and draft law Q_u after node u,
-and p = 1 at the root, along first children
+``verify_traversal`` judges from the leaves up (arXiv 2505.12398): with target distribution P_u and draft distribution
+Q_u after node u, and p = 1 at the root, along first children
 
     p_v = min(1, p_u P_u(v) / Q_u(v))
 
@@ -12,8 +12,8 @@ The first path's leaf v is accepted, and with it the path, with probability p_v.
     D = sum of (p_u P_u - Q_u)+,   p_u <- D / (D + 1 - p_u),   P_u <- (p_u P_u - Q_u)+ / D
 
 with p_u on the right as it was before; without replacement Q_u(v) <- 0 and Q_u is normalised again. Then the next
-sibling, with its first children, makes the first path. The token after the accepted node u has the law P_u as it then
-is. On a chain this is block verification, number for number.
+sibling, with its first children, makes the first path. The token after the accepted node u has the distribution P_u as
+it then is. On a chain this is block verification, number for number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from outrider.outputs import TokenSource
 from outrider.sampling.noise import Noise, Purpose, Weights
-from outrider.verification.base import Proposal, TargetLaw, TargetToken, VerifyResult, depths, path_to
+from outrider.verification.base import Proposal, TargetProbs, TargetToken, VerifyResult, depths, path_to
 from outrider.verification.block import excess
 from outrider.verification.match import verify_match
 from outrider.verification.standard import verify_standard
@@ -64,35 +64,36 @@ def verify_tree_match(proposal: Proposal, target_token: TargetToken) -> VerifyRe
         path.append(child)
 
 
-def sampled_tree_tokens(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> TargetToken:
+def sampled_tree_tokens(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> TargetToken:
     """The target's sampled token after each node; the same noise as plain sampling at that absolute position.
 
     ``position`` is the absolute position of the root's children.
     """
-    return tokens_drawn_by(lambda row, at: noise.draw(target_law(row), at, Purpose.TARGET), proposal, position)
+    return tokens_drawn_by(lambda row, at: noise.draw(target_probs_at(row), at, Purpose.TARGET), proposal, position)
 
 
 def tokens_drawn_by(draw: Callable[[int, int], int], proposal: Proposal, position: int) -> TargetToken:
-    """``sampled_tree_tokens`` where ``draw(row, at)`` draws by that row's law with the noise of position ``at``."""
+    """``sampled_tree_tokens`` where ``draw(row, at)`` draws by that row's distribution with the noise of position
+    ``at``."""
     if proposal.parents is None:
         return lambda row: draw(row, position + row)
     depth = [0, *depths(proposal.parents)]
     return lambda row: draw(row, position + depth[row])
 
 
-def verify_recursive(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
+def verify_recursive(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
     """Try the children of each node in order; go on below the first that is accepted, else draw from what is left.
 
-    ``position`` is the absolute position of the root's children. ``target_law(row)`` is asked once for each node of the
-    path. A point mass counts as q = 1 at its token.
+    ``position`` is the absolute position of the root's children. ``target_probs_at(row)`` is asked once for each node
+    of the path. A point mass counts as q = 1 at its token.
     """
     if not len(proposal):
-        return verify_standard(proposal, target_law, noise, position)
+        return verify_standard(proposal, target_probs_at, noise, position)
     tree = _Tree(proposal)
     node = -1
     while True:
         depth, rejected, accepted = tree.depth(node), False, None
-        target_probs = target_law(node + 1)
+        target_probs = target_probs_at(node + 1)
         left = _Left(tree, node)
         for child in tree.children[node + 1]:
             token_id = proposal.token_ids[child]
@@ -112,25 +113,25 @@ def verify_recursive(proposal: Proposal, target_law: TargetLaw, noise: Noise, po
         node = accepted
 
 
-def verify_traversal(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
-    """Accept a path of ``proposal``, whose laws must have come with it, and draw one token more.
+def verify_traversal(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
+    """Accept a path of ``proposal``, whose distributions must have come with it, and draw one token more.
 
-    ``position`` is the absolute position of the root's children. ``target_law(row)`` is asked at most once for each
-    node, and only for nodes that the target has not ruled out.
+    ``position`` is the absolute position of the root's children. ``target_probs_at(row)`` is asked at most once for
+    each node, and only for nodes that the target has not ruled out.
     """
     if proposal.probs is None or not len(proposal):
-        return verify_recursive(proposal, target_law, noise, position)
+        return verify_recursive(proposal, target_probs_at, noise, position)
     tree = _Tree(proposal)
     path = [_Node(-1, 0.0, tree)]
     while True:
         current = path[-1]
-        child = current.next_child(target_law)
+        child = current.next_child(target_probs_at)
         if child is not None:
             path.append(_Node(child, current.log_reach_of(child), tree))
             continue
         depth = tree.depth(current.node)
         if current.node < 0 or current.accepts(noise, position + depth - 1):
-            weights = current.weights if current.weights is not None else target_law(current.node + 1)
+            weights = current.weights if current.weights is not None else target_probs_at(current.node + 1)
             purpose = Purpose.RECOVER if current.tried else Purpose.BONUS
             token_id = noise.draw(weights, position + depth, purpose)
             return tree.result(current.node, token_id, rejected=current.tried > 0)
@@ -162,7 +163,7 @@ class _Tree:
 
 
 class _Left:
-    """What is left of the draft's law after ``node`` once some children were tried; None for point masses."""
+    """What is left of the draft's distribution after ``node`` once some children were tried; None for point masses."""
 
     def __init__(self, tree: _Tree, node: int) -> None:
         proposal, children = tree.proposal, tree.children[node + 1]
@@ -180,7 +181,7 @@ class _Left:
         return weights
 
     def remove(self, token_id: int) -> None:
-        """The next sibling was drawn from the rest of the law, unless they were drawn with replacement."""
+        """The next sibling was drawn from the rest of the distribution, unless they were drawn with replacement."""
         if self.draft_probs is None or not self._removes:
             return
         rest = np.array(self.draft_probs, dtype=np.float64)
@@ -201,12 +202,12 @@ class _Node:
         self._bound = math.exp(log_reach)
         self._scale = 1.0
 
-    def next_child(self, target_law: TargetLaw) -> int | None:
+    def next_child(self, target_probs_at: TargetProbs) -> int | None:
         children = self._tree.children[self.node + 1]
         if self.tried == len(children) or self._log_reach == -math.inf:
             return None
         if self.weights is None:
-            self.weights = target_law(self.node + 1)
+            self.weights = target_probs_at(self.node + 1)
         return children[self.tried]
 
     def log_reach_of(self, child: int) -> float:

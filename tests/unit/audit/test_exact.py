@@ -33,7 +33,7 @@ from outrider.audit.tree_cases import tree_cases
 from outrider.audit.tree_mutations import faulty_traversal
 from outrider.audit.tree_parts import TreeBuild
 from outrider.sampling.noise import Noise, Purpose
-from outrider.verification.base import Proposal, TargetLaw, VerifyResult
+from outrider.verification.base import Proposal, TargetProbs, VerifyResult
 from outrider.verification.standard import residual, verify_standard
 
 NUM_CHAIN_CASES, NUM_TREE_CASES = 920, 896
@@ -44,18 +44,18 @@ def planted(name: str) -> Mutation:
     return next(mutation for mutation in MUTATIONS if mutation.name == name)
 
 
-def non_strict(proposal: Proposal, target_law: TargetLaw, noise: Noise, position: int) -> VerifyResult:
-    """Accepts when u * q <= p: no law can show it, so a property must."""
+def non_strict(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
+    """Accepts when u * q <= p: no distribution can show it, so a property must."""
     if len(proposal) != 1 or proposal.probs is None:
-        return verify_standard(proposal, target_law, noise, position)
+        return verify_standard(proposal, target_probs_at, noise, position)
     draft_prob, target_prob = (
         float(proposal.probs[0][proposal.token_ids[0]]),
-        float(target_law(0)[proposal.token_ids[0]]),
+        float(target_probs_at(0)[proposal.token_ids[0]]),
     )
     bound = float(np.nextafter(target_prob, 1.0)) if target_prob else 2.0**-53
     if noise.uniform(position, Purpose.ACCEPT) * draft_prob < bound:
-        return VerifyResult(1, noise.draw(target_law(1), position + 1, Purpose.BONUS), "bonus")
-    weights = residual(target_law(0), proposal.probs[0])
+        return VerifyResult(1, noise.draw(target_probs_at(1), position + 1, Purpose.BONUS), "bonus")
+    weights = residual(target_probs_at(0), proposal.probs[0])
     return VerifyResult(0, noise.draw(weights, position, Purpose.RECOVER), "recovered")
 
 
@@ -148,9 +148,9 @@ def test_a_harmless_change_is_no_catch() -> None:
         (Build(standard=non_strict), threshold_precision),
         (planted("everything accepted").plant(Build()), threshold_precision),
         (planted("softmax over the residual").plant(Build()), residual_normalisation),
-        (planted("recovered from the target law").plant(Build()), residual_normalisation),
+        (planted("recovered from the target distribution").plant(Build()), residual_normalisation),
         (planted("bonus from the wrong row").plant(Build()), bonus_token),
-        (planted("recovered from the target law").plant(Build()), monte_carlo),
+        (planted("recovered from the target distribution").plant(Build()), monte_carlo),
         (planted("residual without the cut at zero").plant(Build()), monte_carlo),
     ],
 )
@@ -211,8 +211,8 @@ def test_drafts_leave_a_grammar_where_they_are_drawn_without_it() -> None:
 
 
 TRAITS = [
-    "context-dependent laws",
-    "zeros in both laws",
+    "context-dependent distributions",
+    "zeros in both distributions",
     "draft = target",
     "temperature, top-k, top-p",
     "top-k drafts, other temperature",

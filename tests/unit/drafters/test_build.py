@@ -14,7 +14,7 @@ from outrider.drafters.composite import CompositeDrafter
 from outrider.errors import ConfigError
 from outrider.ops import native
 from outrider.request import Request
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.speculation import SpeculationController
@@ -102,7 +102,7 @@ def test_doubtful_tokens_are_left_out_where_rows_have_a_price(keys: dict[str, An
     drafter = built(method="suffix", **keys)
     assert drafter is not None
     (proposal,) = drafter.propose(
-        [DraftRequest(text, 64, KeyedNoise(0), RequestLaw(SamplingParams(), [0], vocab_size=1))]
+        [DraftRequest(text, 64, KeyedNoise(0), RequestSampler(SamplingParams(), [0], vocab_size=1))]
     )
     assert proposal.chances is not None
     assert floor <= min(proposal.chances) < floor + 0.05

@@ -9,14 +9,14 @@ from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.toy import random_table
 from outrider.request import Request
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.speculation import Choice, Draftable, SpeculationController
 from tests.unit.engine.helpers import GREEDY, oracle, run, toy_engine
 
 NOISE = KeyedNoise(0)
-LAW = RequestLaw(SamplingParams(), [0], vocab_size=1)
+DISTRIBUTION = RequestSampler(SamplingParams(), [0], vocab_size=1)
 
 
 class Clock:
@@ -58,7 +58,7 @@ class Fixed:
 
 
 def entry(name: str = "r", k: int = 8) -> DraftRequest:
-    return DraftRequest(Request(name, (1,), SamplingParams(), 0, 100), k, NOISE, LAW)
+    return DraftRequest(Request(name, (1,), SamplingParams(), 0, 100), k, NOISE, DISTRIBUTION)
 
 
 def guess(token: int, *chances: float) -> Proposal:
@@ -161,7 +161,7 @@ def test_a_request_may_choose_among_the_drafters() -> None:
 
     def chosen(method: str | None) -> DraftRequest:
         request = Request("r", (1,), SamplingParams(speculative_method=method), 0, 100)
-        return DraftRequest(request, 8, NOISE, LAW)
+        return DraftRequest(request, 8, NOISE, DISTRIBUTION)
 
     batch = [chosen(None), chosen("second"), chosen("model"), chosen("composite")]
     drafted = [proposal.token_ids[0] for proposal in drafter.propose(batch)]
@@ -170,12 +170,12 @@ def test_a_request_may_choose_among_the_drafters() -> None:
 
 
 def test_in_an_engine_two_drafters_change_nothing_but_the_number_of_passes() -> None:
-    law = random_table(6, seed=2, order=1, sharpness=3.0)
+    distribution = random_table(6, seed=2, order=1, sharpness=3.0)
     params = [GREEDY, SamplingParams(temperature=1.0, seed=3, max_tokens=40), SamplingParams(seed=4, max_tokens=40)]
     prompts = [[0, 1], [2], [3, 4, 5]]
-    plain = run(toy_engine(law, None, vocab_size=6), prompts, params)
-    drafter = CompositeDrafter([SuffixDrafter()], oracle(law, vocab_size=6))
-    drafted = run(toy_engine(law, drafter, vocab_size=6), prompts, params)
+    plain = run(toy_engine(distribution, None, vocab_size=6), prompts, params)
+    drafter = CompositeDrafter([SuffixDrafter()], oracle(distribution, vocab_size=6))
+    drafted = run(toy_engine(distribution, drafter, vocab_size=6), prompts, params)
     assert [o.outputs[0].token_ids for o in plain] == [o.outputs[0].token_ids for o in drafted]
     passes = [sum(o.metrics.speculative_decoding.num_steps for o in outputs) for outputs in (plain, drafted)]
     assert passes[1] < passes[0]

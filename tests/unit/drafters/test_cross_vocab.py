@@ -16,7 +16,7 @@ from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.errors import ConfigError, VocabularyMismatchError
 from outrider.models.retokenizer import Retokenizer
 from outrider.models.tokenizer import Tokenizer
-from outrider.models.toy import Law, ToyModel, random_table, scripted
+from outrider.models.toy import Distribution, ToyModel, random_table, scripted
 from outrider.models.vocabulary import Vocabulary
 from outrider.outputs import RequestOutput
 from outrider.request import Request
@@ -33,10 +33,16 @@ ALGORITHMS = ["tli", "slem"]
 
 
 def drafter_over(
-    law: Law, own: Tokenizer, target: Tokenizer, *, num_blocks: int = 128, max_model_len: int = 4096, **settings: Any
+    distribution: Distribution,
+    own: Tokenizer,
+    target: Tokenizer,
+    *,
+    num_blocks: int = 128,
+    max_model_len: int = 4096,
+    **settings: Any,
 ) -> CrossVocabDrafter:
     size = len(own.tokens) if settings.get("token_ids") is None else len(settings["token_ids"])
-    runner = ModelRunner(ToyModel(size, law, max_model_len=max_model_len), num_blocks=num_blocks, block_size=4)
+    runner = ModelRunner(ToyModel(size, distribution, max_model_len=max_model_len), num_blocks=num_blocks, block_size=4)
     settings.setdefault("max_num_batched_tokens", 512)
     return CrossVocabDrafter(
         runner, own=Vocabulary(own), target=Vocabulary(target), target_vocab_size=len(target.tokens), **settings
@@ -59,7 +65,7 @@ def permuted(context: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED, SAMPLED], ids=["greedy", "seeded", "sampled"])
-def test_the_targets_own_law_under_other_ids_is_always_accepted(params: SamplingParams) -> None:
+def test_the_targets_own_distribution_under_other_ids_is_always_accepted(params: SamplingParams) -> None:
     """Nothing is lost between the vocabularies, and the draft's cache holds what it should after any history."""
     params = SamplingParams(**{**params.model_dump(), "max_tokens": 200})
     k = KSchedule(lambda request: (4, 4, 4, 0, 0, 1, 4, 2, 0)[request.num_output_tokens // 7 % 9])
@@ -73,14 +79,14 @@ def test_the_targets_own_law_under_other_ids_is_always_accepted(params: Sampling
     drafter.check_integrity()
 
 
-def speller(words: Sequence[str], law: Law, target: Sequence[str]) -> Law:
+def speller(words: Sequence[str], distribution: Distribution, target: Sequence[str]) -> Distribution:
     """A draft that says how the greedy target goes on, in the longest of its ``words`` that fits."""
 
     @cache
     def continuation(text: str) -> str:
         tokens = [target.index(letter) for letter in text]
         for _ in range(3):
-            tokens.append(int(np.argmax(law(tuple(tokens)))))
+            tokens.append(int(np.argmax(distribution(tuple(tokens)))))
         return "".join(target[token] for token in tokens)[len(text) :]
 
     def of_context(context: tuple[int, ...]) -> NDArray[np.float64]:
@@ -98,8 +104,8 @@ def test_a_draft_that_says_the_targets_text_in_longer_tokens_is_always_accepted(
     pairs = [a + b for a in LETTERS for b in "bdfh"]
     merges = [(pair[0], pair[1]) for pair in pairs]
     words = [*LETTERS[::-1], *pairs]
-    law = speller(words, TARGET, LETTERS)
-    drafter = drafter_over(law, spelled(words, merges=merges), TARGET_LETTERS, algorithm=algorithm)
+    distribution = speller(words, TARGET, LETTERS)
+    drafter = drafter_over(distribution, spelled(words, merges=merges), TARGET_LETTERS, algorithm=algorithm)
     seen = recorded(drafter)
     k = KSchedule(lambda request: (4, 4, 1, 0, 3)[request.num_output_tokens // 7 % 5])
     engine = toy_engine(TARGET, drafter, vocab_size=9, k=k, max_model_len=300)
@@ -128,13 +134,13 @@ ONLY_PAIRS = spelled([*PAIRS, "a", "b"], merges=[(pair[0], pair[1]) for pair in 
 """With a model of four rows: single letters are for the tokenizer's inner use."""
 
 
-def letter_by_letter(law: Law) -> Law:
+def letter_by_letter(distribution: Distribution) -> Distribution:
     """A draft of tokens "b" and "a" that says what a greedy target of ``PAIRS`` says."""
 
     def of_context(context: tuple[int, ...]) -> NDArray[np.float64]:
         text = "".join("ba"[token] for token in context)
         committed = tuple(PAIRS.index(text[place : place + 2]) for place in range(0, len(text) - 1, 2))
-        letter = PAIRS[int(np.argmax(law(committed)))][len(text) % 2]
+        letter = PAIRS[int(np.argmax(distribution(committed)))][len(text) % 2]
         return np.array([0.99, 0.01] if letter == "b" else [0.01, 0.99])
 
     return of_context
@@ -142,8 +148,8 @@ def letter_by_letter(law: Law) -> Law:
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED])
 def test_text_drafts_between_vocabularies_that_share_no_token(params: SamplingParams) -> None:
-    law = random_table(4, seed=2, order=64, sharpness=3.0)
-    runner = ModelRunner(ToyModel(2, letter_by_letter(law)), num_blocks=64, block_size=4)
+    distribution = random_table(4, seed=2, order=64, sharpness=3.0)
+    runner = ModelRunner(ToyModel(2, letter_by_letter(distribution)), num_blocks=64, block_size=4)
     drafter = CrossVocabDrafter(
         runner,
         own=Vocabulary(spelled(["b", "a"])),
@@ -152,8 +158,8 @@ def test_text_drafts_between_vocabularies_that_share_no_token(params: SamplingPa
         max_num_batched_tokens=64,
     )
     assert drafter.shared.num_ordinary == 0
-    drafted = run(toy_engine(law, drafter, vocab_size=4, k=6), [[3], [3, 1, 2]], params)
-    assert ids(drafted) == ids(run(toy_engine(law, None, vocab_size=4), [[3], [3, 1, 2]], params))
+    drafted = run(toy_engine(distribution, drafter, vocab_size=4, k=6), [[3], [3, 1, 2]], params)
+    assert ids(drafted) == ids(run(toy_engine(distribution, None, vocab_size=4), [[3], [3, 1, 2]], params))
     for output in drafted:
         assert output.metrics.speculation == "cross_vocab"
         assert output.metrics.speculative_decoding.num_accepted_draft_tokens > 5
@@ -198,15 +204,16 @@ def test_preemption_changes_nothing(algorithm: Any, params: SamplingParams) -> N
 
 
 def test_drafting_ends_before_a_token_that_the_target_does_not_have() -> None:
-    """The law of what is drawn is the draft's over shared tokens; where it prefers another one nothing is drawn."""
+    """The distribution of what is drawn is the draft's over shared tokens; where it prefers another one nothing is
+    drawn."""
 
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         probs = np.full(12, 0.01)
         probs[5 if len(context) % 3 == 0 else 0] = 1.0  # "hi", which the target has not, or "b"
         return np.asarray(probs / probs.sum())
 
     for params in (GREEDY, SAMPLED, SEEDED):
-        drafter = drafter_over(law, MERGED, TARGET_LETTERS, algorithm="tli")
+        drafter = drafter_over(distribution, MERGED, TARGET_LETTERS, algorithm="tli")
         seen = recorded(drafter)
         run(toy_engine(TARGET, drafter, vocab_size=9, k=4), [[3, 4]], params)
         assert all(len(proposal) <= 2 for _, proposal in seen)
@@ -223,7 +230,7 @@ def test_a_trimmed_draft_proposes_its_own_tokens_only(algorithm: Any, params: Sa
         probs = OTHER(context)[kept]
         return np.asarray(probs / probs.sum())
 
-    # A toy model has as many ids as rows; the draft's own ids go further, which only a law sees.
+    # A toy model has as many ids as rows; the draft's own ids go further, which only a distribution sees.
     drafter = drafter_over(trimmed, MERGED, TARGET_LETTERS, algorithm=algorithm, token_ids=kept)
     seen = recorded(drafter)
     run(toy_engine(TARGET, drafter, vocab_size=9), PROMPTS, params)
@@ -261,9 +268,9 @@ def test_requests_that_begin_alike_share_what_the_draft_computed(
 def test_an_end_is_an_end_and_no_text_is() -> None:
     target = spelled(["a", "<", "x", ">", "<stop>", "b"], end="<stop>")
     own = spelled(["b", "<x>", ">", "x", "<", "a"], end="<x>")
-    law = random_table(6, seed=5, order=3, sharpness=2.0)
+    distribution = random_table(6, seed=5, order=3, sharpness=2.0)
     for algorithm in ("tli", "slem"):
-        drafter = drafter_over(law, own, target, algorithm=algorithm)
+        drafter = drafter_over(distribution, own, target, algorithm=algorithm)
         fed: list[int] = []
         grow = drafter._passes.grow
 
@@ -272,9 +279,9 @@ def test_an_end_is_an_end_and_no_text_is() -> None:
             grow(drafts, missing)
 
         drafter._passes.grow = counting  # type: ignore[method-assign]
-        (output,) = run(toy_engine(law, drafter, vocab_size=6), [[0, 1, 2, 3, 0]], GREEDY)
+        (output,) = run(toy_engine(distribution, drafter, vocab_size=6), [[0, 1, 2, 3, 0]], GREEDY)
         assert fed[:5] == [5, 4, 3, 2, 5], "a text spelled like the draft's end is text"
-        (plain,) = run(toy_engine(law, None, vocab_size=6), [[0, 1, 2, 3, 0]], GREEDY)
+        (plain,) = run(toy_engine(distribution, None, vocab_size=6), [[0, 1, 2, 3, 0]], GREEDY)
         assert ids([output]) == ids([plain])
 
 
@@ -287,14 +294,14 @@ def test_composite_takes_it_like_any_model() -> None:
 def test_a_draft_whose_pass_fails_costs_only_that_request_its_drafts() -> None:
     for fault, algorithm in (("raises", "tli"), ("nan", "tli"), ("nan", "slem")):
 
-        def law(context: tuple[int, ...], fault: str = fault) -> NDArray[np.float64]:
+        def distribution(context: tuple[int, ...], fault: str = fault) -> NDArray[np.float64]:
             if context[0] != 6:
                 return permuted(context)
             if fault == "raises":
                 raise RuntimeError("no luck today")
             return np.full(9, np.nan)
 
-        drafter = drafter_over(law, DRAFT_LETTERS, TARGET_LETTERS, algorithm=algorithm)
+        drafter = drafter_over(distribution, DRAFT_LETTERS, TARGET_LETTERS, algorithm=algorithm)
         prompts = [[1], [6], [2, 3]]  # letter 6 is the draft's token 6
         params = SamplingParams(seed=3, max_tokens=24)
         outputs = run(toy_engine(TARGET, drafter, vocab_size=9), prompts, params)
@@ -319,15 +326,15 @@ WRITTEN = [" the dog 東京は", "<|turn|>e\u0301 👩‍👩‍👧  two  space
 def test_real_tokenizers_on_both_sides(pair: str, algorithm: Any, params: SamplingParams) -> None:
     target, own = TRAINED[pair]
     size = len(target.tokens)
-    law = random_table(size, seed=1, order=2, sharpness=3.0)
+    distribution = random_table(size, seed=1, order=2, sharpness=3.0)
     drafter = drafter_over(random_table(len(own.tokens), seed=2, sharpness=3.0), own, target, algorithm=algorithm)
     seen = recorded(drafter)
     prompts = [target.encode(text) for text in WRITTEN]
-    outputs = run(toy_engine(law, drafter, vocab_size=size), prompts, params)
+    outputs = run(toy_engine(distribution, drafter, vocab_size=size), prompts, params)
     assert all(output.metrics.speculation == "cross_vocab" for output in outputs), "no proposal broke the contract"
     assert sum(len(proposal) for _, proposal in seen) > 0
     if params is not SAMPLED:
-        assert ids(outputs) == ids(run(toy_engine(law, None, vocab_size=size), prompts, params))
+        assert ids(outputs) == ids(run(toy_engine(distribution, None, vocab_size=size), prompts, params))
 
 
 def test_auto_takes_text_for_greedy_requests_and_where_little_is_shared() -> None:
@@ -385,11 +392,11 @@ def test_the_last_token_of_a_text_that_may_go_on_is_left_out() -> None:
 
 def test_what_others_read_is_not_written_anew(caplog: pytest.LogCaptureFixture) -> None:
     """Shared too early, a block's last token becomes another one when the text goes on: "h", then "hi"."""
-    law = scripted(9, [7, 8], prompt_len=3)  # h, i, h, i, ...
+    distribution = scripted(9, [7, 8], prompt_len=3)  # h, i, h, i, ...
     drafter = drafter_over(OTHER, MERGED, TARGET_LETTERS, algorithm="tli")
     # The first request shares its first block, waits while the second one takes it, and then goes on.
     k = KSchedule(lambda request: 3 if request.request_id == "b" or request.num_output_tokens not in (2, 3, 4) else 0)
-    engine = toy_engine(law, drafter, vocab_size=9, k=k)
+    engine = toy_engine(distribution, drafter, vocab_size=9, k=k)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Retokenizer, "num_settled", property(lambda text: len(text._ids)))
         first = engine.add_request("a", [1, 2, 3], GREEDY)

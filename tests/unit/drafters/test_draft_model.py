@@ -14,12 +14,12 @@ from outrider.drafters.draft_chain import DraftChain
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.draft_passes import DraftPasses
 from outrider.drafters.draft_rows import DraftRows
-from outrider.models.toy import Law, ToyModel, random_table
+from outrider.models.toy import Distribution, ToyModel, random_table
 from outrider.ops import native
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from tests.unit.engine.helpers import GREEDY, KSchedule, drain, recorded, run, toy_engine
@@ -31,9 +31,16 @@ PROMPTS = [[1], [2, 3, 4, 5, 6, 7, 8], [4] * 11, [0, 1]]
 
 
 def drafter_over(
-    law: Law, *, vocab_size: int = VOCAB, num_blocks: int = 64, max_model_len: int = 4096, **settings: Any
+    distribution: Distribution,
+    *,
+    vocab_size: int = VOCAB,
+    num_blocks: int = 64,
+    max_model_len: int = 4096,
+    **settings: Any,
 ) -> DraftModelDrafter:
-    runner = ModelRunner(ToyModel(vocab_size, law, max_model_len=max_model_len), num_blocks=num_blocks, block_size=4)
+    runner = ModelRunner(
+        ToyModel(vocab_size, distribution, max_model_len=max_model_len), num_blocks=num_blocks, block_size=4
+    )
     settings.setdefault("max_num_batched_tokens", 512)
     return DraftModelDrafter(runner, target_vocab_size=VOCAB, **settings)
 
@@ -162,8 +169,8 @@ def test_what_is_looked_up_saves_passes_and_changes_no_draft(params: SamplingPar
         seen = recorded(drafter)
         engine = toy_engine(LOOPING, drafter, vocab_size=VOCAB, k=6)
         outputs = run(engine, [[1, 2, 3], [4]], params)
-        laws = [tuple(row.tolist() for row in proposal.probs or ()) for _, proposal in seen]
-        drafted.append((ids(outputs), [proposal.token_ids for _, proposal in seen], laws))
+        distributions = [tuple(row.tolist() for row in proposal.probs or ()) for _, proposal in seen]
+        drafted.append((ids(outputs), [proposal.token_ids for _, proposal in seen], distributions))
         passes.append(model.num_passes)
         drafter.check_integrity()
         assert runner.kv.num_free_blocks == runner.kv.num_blocks
@@ -179,7 +186,7 @@ def test_guesses_without_room_are_left_out_and_the_chain_goes_on() -> None:
     assert passes.begin("r", context) == 0
     assert passes.reserve("r", len(context))
     request = Request("r", tuple(context), GREEDY, 0, 100)
-    entry = DraftRequest(request, 5, KeyedNoise(0), RequestLaw(GREEDY, context, vocab_size=VOCAB))
+    entry = DraftRequest(request, 5, KeyedNoise(0), RequestSampler(GREEDY, context, vocab_size=VOCAB))
     rows = DraftRows(np.arange(VOCAB), VOCAB)
     chain = DraftChain(entry, rows, True, len(context), look_up=lambda tokens, most: [1] * min(most, 2))
     passes.grow([chain], [context])

@@ -10,7 +10,7 @@ import pytest
 from outrider.config import SpeculativeConfig
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.errors import ConfigError
-from outrider.models.toy import Law, ToyModel, random_table
+from outrider.models.toy import Distribution, ToyModel, random_table
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import check_proposal, depths
@@ -24,8 +24,8 @@ SAMPLED = SamplingParams(max_tokens=24)
 SEEDED = SamplingParams(max_tokens=24, seed=5)
 
 
-def tree_drafter(law: Law, width: int, *, num_blocks: int = 64, **settings: Any) -> DraftModelDrafter:
-    runner = ModelRunner(ToyModel(VOCAB, law), num_blocks=num_blocks, block_size=4)
+def tree_drafter(probs: Distribution, width: int, *, num_blocks: int = 64, **settings: Any) -> DraftModelDrafter:
+    runner = ModelRunner(ToyModel(VOCAB, probs), num_blocks=num_blocks, block_size=4)
     return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64, tree_width=width, **settings)
 
 

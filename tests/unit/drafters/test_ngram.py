@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.ngram import NGramDrafter
 from outrider.request import Request
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 
 NOISE = KeyedNoise(0)
-LAW = RequestLaw(SamplingParams(), [0], vocab_size=1)
+DISTRIBUTION = RequestSampler(SamplingParams(), [0], vocab_size=1)
 
 
 def request_of(tokens: list[int], name: str = "r") -> Request:
@@ -22,7 +22,7 @@ def request_of(tokens: list[int], name: str = "r") -> Request:
 
 
 def proposed(drafter: NGramDrafter, request: Request, k: int) -> tuple[int, ...]:
-    (proposal,) = drafter.propose([DraftRequest(request, k, NOISE, LAW)])
+    (proposal,) = drafter.propose([DraftRequest(request, k, NOISE, DISTRIBUTION)])
     assert proposal.probs is None
     return proposal.token_ids
 

@@ -11,13 +11,13 @@ from outrider.drafters.prediction import PredictionDrafter
 from outrider.errors import InvalidRequestError
 from outrider.models.toy import scripted
 from outrider.request import Request
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from tests.unit.engine.helpers import run, toy_engine
 
 NOISE = KeyedNoise(0)
-LAW = RequestLaw(SamplingParams(), [0], vocab_size=1)
+DISTRIBUTION = RequestSampler(SamplingParams(), [0], vocab_size=1)
 PREDICTION = list(range(10, 40))
 
 
@@ -29,7 +29,7 @@ def request_of(prediction: list[int], output: list[int] = []) -> Request:  # noq
 
 
 def proposed(drafter: PredictionDrafter, request: Request, k: int = 3) -> tuple[int, ...]:
-    (proposal,) = drafter.propose([DraftRequest(request, k, NOISE, LAW)])
+    (proposal,) = drafter.propose([DraftRequest(request, k, NOISE, DISTRIBUTION)])
     assert proposal.probs is None
     return proposal.token_ids
 
@@ -78,11 +78,11 @@ def test_a_request_without_a_prediction_gets_no_drafts() -> None:
 
 def test_in_an_engine_a_right_prediction_saves_passes_and_a_wrong_one_changes_nothing() -> None:
     script = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
-    law = scripted(10, script, prompt_len=2)
+    distribution = scripted(10, script, prompt_len=2)
 
     def run_with(prediction: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
         params = SamplingParams(temperature=0.0, max_tokens=16, prediction=prediction)
-        (output,) = run(toy_engine(law, PredictionDrafter(), vocab_size=10), [[0, 1]], params)
+        (output,) = run(toy_engine(distribution, PredictionDrafter(), vocab_size=10), [[0, 1]], params)
         return output.outputs[0].token_ids, output.metrics.speculative_decoding.num_steps
 
     plain, steps = run_with(())

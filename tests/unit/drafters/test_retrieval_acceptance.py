@@ -13,7 +13,7 @@ from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.ops import native
 from outrider.request import Request
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 
@@ -49,9 +49,9 @@ WORKLOADS = {
 def passes(drafter: Drafter, prompt: list[int], answer: list[int], k: int) -> int:
     """Passes of the target that ``answer`` takes with the drafter's help."""
     request = Request("r", tuple(prompt), SamplingParams(), noise_seed=0, max_total_tokens=1 << 16)
-    law, done, count = RequestLaw(SamplingParams(), [0], vocab_size=1), 0, 0
+    sampler, done, count = RequestSampler(SamplingParams(), [0], vocab_size=1), 0, 0
     while done < len(answer):
-        (proposal,) = drafter.propose([DraftRequest(request, k, KeyedNoise(0), law)])
+        (proposal,) = drafter.propose([DraftRequest(request, k, KeyedNoise(0), sampler)])
         pairs = zip(proposal.token_ids, answer[done:], strict=False)
         said = next((place for place, (one, other) in enumerate(pairs) if one != other), len(proposal)) + 1
         request.token_ids += answer[done : done + said]

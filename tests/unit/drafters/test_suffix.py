@@ -9,7 +9,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.toy import random_table
 from outrider.ops import native
 from outrider.request import Request
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from tests.unit.engine.helpers import GREEDY, run, toy_engine
@@ -17,7 +17,7 @@ from tests.unit.engine.helpers import GREEDY, run, toy_engine
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 
 NOISE = KeyedNoise(0)
-LAW = RequestLaw(SamplingParams(), [0], vocab_size=1)
+DISTRIBUTION = RequestSampler(SamplingParams(), [0], vocab_size=1)
 
 
 def request_of(tokens: list[int], name: str = "r") -> Request:
@@ -25,7 +25,7 @@ def request_of(tokens: list[int], name: str = "r") -> Request:
 
 
 def proposed(drafter: SuffixDrafter, request: Request, k: int = 4) -> tuple[int, ...]:
-    (proposal,) = drafter.propose([DraftRequest(request, k, NOISE, LAW)])
+    (proposal,) = drafter.propose([DraftRequest(request, k, NOISE, DISTRIBUTION)])
     assert proposal.probs is None
     return proposal.token_ids
 
@@ -105,12 +105,12 @@ def test_a_floor_shortens_what_is_doubtful() -> None:
 
 
 def test_in_an_engine_it_changes_nothing_but_the_number_of_steps() -> None:
-    law = random_table(6, seed=2, order=1, sharpness=3.0)
+    distribution = random_table(6, seed=2, order=1, sharpness=3.0)
     params = [GREEDY, SamplingParams(temperature=1.0, seed=3, max_tokens=40), SamplingParams(seed=4, max_tokens=40)]
     prompts = [[0, 1], [2], [3, 4, 5]]
 
     def tokens(drafter: SuffixDrafter | None) -> tuple[list[tuple[int, ...]], int]:
-        outputs = run(toy_engine(law, drafter, vocab_size=6), prompts, params)
+        outputs = run(toy_engine(distribution, drafter, vocab_size=6), prompts, params)
         steps = sum(output.metrics.speculative_decoding.num_steps for output in outputs)
         return [output.outputs[0].token_ids for output in outputs], steps
 

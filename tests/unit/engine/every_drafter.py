@@ -30,7 +30,7 @@ from tests.unit.engine.helpers import ScriptedDrafter, greedy_continuation
 from tests.unit.models.other_vocabularies import spelled
 
 VOCAB = 9
-LAW = random_table(VOCAB, seed=1, order=3, sharpness=2.0)
+DISTRIBUTION = random_table(VOCAB, seed=1, order=3, sharpness=2.0)
 OTHER = random_table(VOCAB, seed=2, order=2, sharpness=2.0)
 PROMPTS = [[1, 2], [3] * 7, [0, 1, 2, 0, 1, 2, 0]]
 LETTERS = "abcdefghi"
@@ -40,7 +40,7 @@ ORDER = [4, 2, 7, 0, 8, 1, 6, 3, 5]
 
 
 def blend(context: tuple[int, ...]) -> NDArray[np.float64]:
-    return np.asarray(0.6 * LAW(context) + 0.4 * OTHER(context))
+    return np.asarray(0.6 * DISTRIBUTION(context) + 0.4 * OTHER(context))
 
 
 def draft_model(**settings: Any) -> Drafter:
@@ -51,10 +51,10 @@ def draft_model(**settings: Any) -> Drafter:
 def trimmed(**settings: Any) -> Drafter:
     kept = [0, 2, 3, 5]
 
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         return np.asarray(blend(context)[kept] / blend(context)[kept].sum())
 
-    runner = ModelRunner(ToyModel(len(kept), law), num_blocks=64, block_size=4)
+    runner = ModelRunner(ToyModel(len(kept), distribution), num_blocks=64, block_size=4)
     return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64, token_ids=kept, **settings)
 
 
@@ -62,13 +62,13 @@ def cross_vocab(**settings: Any) -> Drafter:
     """A draft with the letters in another order, and a pair of them."""
     own = Vocabulary(spelled([*(LETTERS[place] for place in ORDER), "ab"], merges=[("a", "b")]))
 
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         heard = tuple(each for token in context for each in ([ORDER[token]] if token < VOCAB else [0, 1]))
         probs = 0.95 * blend(heard)[ORDER]
         return np.asarray([*probs, 1.0 - probs.sum()])
 
     return CrossVocabDrafter(
-        ModelRunner(ToyModel(VOCAB + 1, law), num_blocks=64, block_size=4),
+        ModelRunner(ToyModel(VOCAB + 1, distribution), num_blocks=64, block_size=4),
         own=own,
         target=Vocabulary(spelled(list(LETTERS), merges=[])),
         target_vocab_size=VOCAB,
@@ -123,8 +123,17 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     **({"suffix": SuffixDrafter} if native.available() else {}),
     "composite": lambda: CompositeDrafter([NGramDrafter(min_match=1, max_match=3)], draft_model()),
     "forbidden tokens": lambda: ScriptedDrafter(lambda request, k: [8, 1, 8, 0][:k]),
-    "the target's unedited choice": lambda: ScriptedDrafter(lambda r, k: greedy_continuation(LAW, r.token_ids, k)),
+    "the target's unedited choice": lambda: ScriptedDrafter(
+        lambda r, k: greedy_continuation(DISTRIBUTION, r.token_ids, k)
+    ),
 }
 
-PREDICTION = (3, 1, *greedy_continuation(LAW, PROMPTS[0], 6), 0, 2, *greedy_continuation(LAW, PROMPTS[1], 6))
+PREDICTION = (
+    3,
+    1,
+    *greedy_continuation(DISTRIBUTION, PROMPTS[0], 6),
+    0,
+    2,
+    *greedy_continuation(DISTRIBUTION, PROMPTS[1], 6),
+)
 """What requests expect as their answers, for the drafter that drafts from it: right in parts."""

@@ -1,4 +1,5 @@
-"""Toy engines: a target with a known law, drafters that do what a test says, and a run that checks every step."""
+"""Toy engines: a target with a known distribution, drafters that do what a test says, and a run that checks every
+step."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.engine.engine import Engine
-from outrider.models.toy import Law, ToyModel
+from outrider.models.toy import Distribution, ToyModel
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
@@ -82,19 +83,21 @@ def distance(once: Callable[[EnumeratingNoise], tuple[int, ...]], expected: dict
     return 0.5 * sum(abs(emitted.get(s, 0.0) - expected.get(s, 0.0)) for s in emitted.keys() | expected.keys())
 
 
-def greedy_continuation(law: Law, context: Sequence[int], count: int) -> list[int]:
+def greedy_continuation(distribution: Distribution, context: Sequence[int], count: int) -> list[int]:
     """What a greedy target alone says after ``context``."""
     tokens = list(context)
     for _ in range(count):
-        tokens.append(int(np.argmax(law(tuple(tokens)))))
+        tokens.append(int(np.argmax(distribution(tuple(tokens)))))
     return tokens[len(context) :]
 
 
-def oracle(law: Law, *, right: Callable[[Request], int] | None = None, vocab_size: int) -> ScriptedDrafter:
+def oracle(
+    distribution: Distribution, *, right: Callable[[Request], int] | None = None, vocab_size: int
+) -> ScriptedDrafter:
     """Drafts the target's greedy tokens; after ``right(request)`` of them all the others are wrong."""
 
     def choose(request: Request, max_tokens: int) -> list[int]:
-        tokens = greedy_continuation(law, request.token_ids, max_tokens)
+        tokens = greedy_continuation(distribution, request.token_ids, max_tokens)
         good = max_tokens if right is None else right(request)
         return [t if i < good else (t + 1) % vocab_size for i, t in enumerate(tokens)]
 
@@ -102,7 +105,7 @@ def oracle(law: Law, *, right: Callable[[Request], int] | None = None, vocab_siz
 
 
 def toy_engine(
-    law: Law,
+    distribution: Distribution,
     drafter: Drafter | None = None,
     *,
     vocab_size: int,
@@ -112,7 +115,7 @@ def toy_engine(
     **settings: Any,
 ) -> Engine:
     """An engine over a toy target."""
-    model = ToyModel(vocab_size, law)
+    model = ToyModel(vocab_size, distribution)
     controller = FixedSpeculation(k) if isinstance(k, int) else k
     runner = ModelRunner(model, num_blocks=num_blocks, block_size=block_size)
     settings.setdefault("max_model_len", 256)

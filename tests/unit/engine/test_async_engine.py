@@ -32,28 +32,28 @@ from outrider.sampling_params import SamplingParams
 from tests.unit.engine.helpers import GREEDY, oracle, run, toy_engine
 
 VOCAB = 7
-LAW = random_table(VOCAB, seed=1, sharpness=3.0)
+DISTRIBUTION = random_table(VOCAB, seed=1, sharpness=3.0)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
 TIMEOUT_S = 20.0
 
 
 class Gate:
-    """A law that waits: the forward pass does not return before ``opened``."""
+    """A distribution that waits: the forward pass does not return before ``opened``."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
         self.entered = threading.Event()
 
-    def law(self, context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(self, context: tuple[int, ...]) -> NDArray[np.float64]:
         self.entered.set()
         assert self.opened.wait(TIMEOUT_S)
-        return LAW(context)
+        return DISTRIBUTION(context)
 
 
-def slow_law(context: tuple[int, ...]) -> NDArray[np.float64]:
+def slow_probabilities(context: tuple[int, ...]) -> NDArray[np.float64]:
     """So slow that no long answer ends before its reader does something."""
     time.sleep(0.003)
-    return LAW(context)
+    return DISTRIBUTION(context)
 
 
 class Watcher:
@@ -73,8 +73,8 @@ class Watcher:
         self.events.append(("ended", request.request_id))
 
 
-def engine_of(law: Any = LAW, **settings: Any) -> Engine:
-    return toy_engine(law, oracle(LAW, vocab_size=VOCAB), vocab_size=VOCAB, **settings)
+def engine_of(distribution: Any = DISTRIBUTION, **settings: Any) -> Engine:
+    return toy_engine(distribution, oracle(DISTRIBUTION, vocab_size=VOCAB), vocab_size=VOCAB, **settings)
 
 
 def using(
@@ -198,7 +198,7 @@ def test_lower_priority_goes_first() -> None:
         await asyncio.gather(first.result(), *tasks)
         assert done == [0, 1, 2]
 
-    using(body, engine_of(gate.law, max_num_seqs=1), max_waiting=4)
+    using(body, engine_of(gate.distribution, max_num_seqs=1), max_waiting=4)
 
 
 def test_a_full_queue_refuses_and_takes_again_once_there_is_room() -> None:
@@ -218,7 +218,7 @@ def test_a_full_queue_refuses_and_takes_again_once_there_is_room() -> None:
         await asyncio.gather(*(answers.result() for answers in held))
         assert tokens_of(await engine.generate([3], GREEDY)) == solo([3])
 
-    using(body, engine_of(gate.law, max_num_seqs=1), max_waiting=2)
+    using(body, engine_of(gate.distribution, max_num_seqs=1), max_waiting=2)
 
 
 async def _close_stream(engine: AsyncEngine) -> None:
@@ -261,7 +261,7 @@ def test_whoever_leaves_gives_the_blocks_back_and_the_others_go_on(
         await idle(engine)
         assert engine.engine.runner.kv.num_free_blocks == engine.engine.runner.kv.num_blocks
 
-    using(body, engine_of(slow_law, k=0))
+    using(body, engine_of(slow_probabilities, k=0))
 
 
 def test_cancelling_before_the_engine_took_the_request_on_leaves_nothing() -> None:
@@ -280,7 +280,7 @@ def test_cancelling_before_the_engine_took_the_request_on_leaves_nothing() -> No
         await first.result()
         await idle(engine)
 
-    using(body, engine_of(gate.law))
+    using(body, engine_of(gate.distribution))
 
 
 def test_a_reader_who_does_not_read_holds_up_nobody() -> None:
@@ -308,7 +308,7 @@ def test_callers_may_sit_in_event_loops_of_their_own() -> None:
 def test_requests_of_a_loop_that_closed_are_ended() -> None:
     gate = Gate()
     kept: list[Answers] = []
-    engine = AsyncEngine(engine_of(gate.law, k=0))
+    engine = AsyncEngine(engine_of(gate.distribution, k=0))
 
     async def leave() -> None:
         kept.append(await engine.submit([([1], LONG)]))
@@ -397,7 +397,7 @@ def test_draining_lets_requests_end_and_takes_no_more() -> None:
         assert await draining
         assert tokens_of(await running) == solo([1])
 
-    using(body, engine_of(slow_law, k=0))
+    using(body, engine_of(slow_probabilities, k=0))
 
 
 def test_draining_ends_what_outlasts_the_grace_period() -> None:
@@ -408,7 +408,7 @@ def test_draining_ends_what_outlasts_the_grace_period() -> None:
         assert output.error == "the server is shutting down"
         assert output.outputs[0].finish_reason == "error"
 
-    using(body, engine_of(slow_law, k=0))
+    using(body, engine_of(slow_probabilities, k=0))
 
 
 def test_closing_ends_what_runs_and_may_be_done_twice() -> None:
@@ -420,7 +420,7 @@ def test_closing_ends_what_runs_and_may_be_done_twice() -> None:
         with pytest.raises(EngineUnavailableError, match="closed"):
             await engine.generate([1], GREEDY)
 
-    using(body, engine_of(slow_law, k=0))
+    using(body, engine_of(slow_probabilities, k=0))
 
 
 def test_an_idle_engine_uses_no_processor_time() -> None:

@@ -26,21 +26,21 @@ from tests.unit.engine.helpers import (
 )
 
 VOCAB = 11
-LAW = random_table(VOCAB, seed=1, sharpness=3.0)
+DISTRIBUTION = random_table(VOCAB, seed=1, sharpness=3.0)
 PROMPTS: list[list[int]] = [[1], [2, 3], [4, 5, 6], [7] * 9, [8, 1] * 4, [0], [3, 3, 3], list(range(11))]
 
 
 def always_wrong() -> ScriptedDrafter:
-    return oracle(LAW, right=lambda request: 0, vocab_size=VOCAB)
+    return oracle(DISTRIBUTION, right=lambda request: 0, vocab_size=VOCAB)
 
 
 def right_up_to(count: int) -> ScriptedDrafter:
-    return oracle(LAW, right=lambda request: count, vocab_size=VOCAB)
+    return oracle(DISTRIBUTION, right=lambda request: count, vocab_size=VOCAB)
 
 
 def changing_lengths() -> ScriptedDrafter:
     def choose(request: Request, k: int) -> list[int]:
-        tokens = greedy_continuation(LAW, request.token_ids, k)
+        tokens = greedy_continuation(DISTRIBUTION, request.token_ids, k)
         right = request.num_tokens % 3
         return [t if i < right else (t + 1) % VOCAB for i, t in enumerate(tokens)][: request.num_tokens % (k + 1)]
 
@@ -48,7 +48,7 @@ def changing_lengths() -> ScriptedDrafter:
 
 
 DRAFTERS: dict[str, Callable[[], ScriptedDrafter]] = {
-    "oracle": lambda: oracle(LAW, vocab_size=VOCAB),
+    "oracle": lambda: oracle(DISTRIBUTION, vocab_size=VOCAB),
     "always wrong": always_wrong,
     "right up to 1": lambda: right_up_to(1),
     "right up to 3": lambda: right_up_to(3),
@@ -60,9 +60,9 @@ DRAFTERS: dict[str, Callable[[], ScriptedDrafter]] = {
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_greedy_batch_equals_the_target_alone(name: str, k: int) -> None:
-    outputs = run(toy_engine(LAW, DRAFTERS[name](), vocab_size=VOCAB, k=k), PROMPTS)
+    outputs = run(toy_engine(DISTRIBUTION, DRAFTERS[name](), vocab_size=VOCAB, k=k), PROMPTS)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert list(output.outputs[0].token_ids) == greedy_continuation(LAW, prompt, 24)
+        assert list(output.outputs[0].token_ids) == greedy_continuation(DISTRIBUTION, prompt, 24)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -75,16 +75,16 @@ def test_greedy_batch_equals_the_target_alone(name: str, k: int) -> None:
     ],
 )
 def test_seeded_output_does_not_depend_on_point_mass_drafts(name: str, params: SamplingParams) -> None:
-    plain = run(toy_engine(LAW, None, vocab_size=VOCAB), PROMPTS, params)
-    drafted = run(toy_engine(LAW, DRAFTERS[name](), vocab_size=VOCAB), PROMPTS, params)
+    plain = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), PROMPTS, params)
+    drafted = run(toy_engine(DISTRIBUTION, DRAFTERS[name](), vocab_size=VOCAB), PROMPTS, params)
     assert tokens(drafted) == tokens(plain)
 
 
 def test_seeded_request_has_one_answer_alone_in_a_batch_and_after_an_abort() -> None:
     params = SamplingParams(seed=7, max_tokens=30)
-    alone = tokens(run(toy_engine(LAW, None, vocab_size=VOCAB), [[1, 2]], params))[0]
+    alone = tokens(run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), [[1, 2]], params))[0]
     others = [SamplingParams(max_tokens=30), GREEDY, SamplingParams(seed=8, max_tokens=30)]
-    engine = toy_engine(LAW, right_up_to(2), vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, right_up_to(2), vocab_size=VOCAB)
     assert tokens(run(engine, [[3], [1, 2], [4], [5, 6]], [others[0], params, *others[1:]]))[1] == alone
     engine.add_request("neighbour", [9], SamplingParams(max_tokens=100))
     engine.add_request("same", [1, 2], params)
@@ -97,17 +97,19 @@ def test_seeded_request_has_one_answer_alone_in_a_batch_and_after_an_abort() -> 
 
 def test_sources_say_how_each_token_was_made() -> None:
     output = run(
-        toy_engine(LAW, right_up_to(2), vocab_size=VOCAB, k=3), [[1]], SamplingParams(temperature=0, max_tokens=7)
+        toy_engine(DISTRIBUTION, right_up_to(2), vocab_size=VOCAB, k=3),
+        [[1]],
+        SamplingParams(temperature=0, max_tokens=7),
     )
     assert output[0].outputs[0].sources[:4] == ("target", "accepted", "accepted", "recovered")
-    output = run(toy_engine(LAW, oracle(LAW, vocab_size=VOCAB), vocab_size=VOCAB, k=3), [[1]], GREEDY)
+    output = run(toy_engine(DISTRIBUTION, oracle(DISTRIBUTION, vocab_size=VOCAB), vocab_size=VOCAB, k=3), [[1]], GREEDY)
     assert output[0].outputs[0].sources[:6] == ("target", "accepted", "accepted", "accepted", "bonus", "accepted")
-    output = run(toy_engine(LAW, None, vocab_size=VOCAB), [[1]], GREEDY)
+    output = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), [[1]], GREEDY)
     assert set(output[0].outputs[0].sources) == {"target"}
 
 
 def test_oracle_drafts_are_all_accepted_and_save_passes() -> None:
-    engine = toy_engine(LAW, oracle(LAW, vocab_size=VOCAB), vocab_size=VOCAB, k=3)
+    engine = toy_engine(DISTRIBUTION, oracle(DISTRIBUTION, vocab_size=VOCAB), vocab_size=VOCAB, k=3)
     (output,) = run(engine, [[1]], SamplingParams(temperature=0, max_tokens=41))
     stats = output.metrics.speculative_decoding
     assert stats.draft_acceptance_rate == 1.0
@@ -119,14 +121,14 @@ def test_k_zero_runs_no_drafter_and_one_pass_per_token() -> None:
     def never(request: Request, max_tokens: int) -> Sequence[int]:
         raise AssertionError("asked to draft")
 
-    engine = toy_engine(LAW, ScriptedDrafter(never), vocab_size=VOCAB, k=0)
+    engine = toy_engine(DISTRIBUTION, ScriptedDrafter(never), vocab_size=VOCAB, k=0)
     (output,) = run(engine, [[1]], GREEDY)
     assert engine.runner.model.num_passes == 24  # type: ignore[attr-defined]
     assert output.metrics.speculative_decoding.num_draft_tokens == 0
 
 
 def test_a_request_may_turn_speculation_off_for_itself() -> None:
-    engine = toy_engine(LAW, oracle(LAW, vocab_size=VOCAB), vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, oracle(DISTRIBUTION, vocab_size=VOCAB), vocab_size=VOCAB)
     off = SamplingParams(temperature=0, max_tokens=12, num_speculative_tokens=0)
     with_drafts, without = run(engine, [[1], [1]], [SamplingParams(temperature=0, max_tokens=12), off])
     assert with_drafts.outputs[0].token_ids == without.outputs[0].token_ids
@@ -137,21 +139,21 @@ def test_a_request_may_turn_speculation_off_for_itself() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
 def test_chunked_prompts_change_nothing(chunk: int) -> None:
-    engine = toy_engine(LAW, right_up_to(2), vocab_size=VOCAB, max_num_batched_tokens=chunk)
-    assert tokens(run(engine, PROMPTS)) == [tuple(greedy_continuation(LAW, p, 24)) for p in PROMPTS]
+    engine = toy_engine(DISTRIBUTION, right_up_to(2), vocab_size=VOCAB, max_num_batched_tokens=chunk)
+    assert tokens(run(engine, PROMPTS)) == [tuple(greedy_continuation(DISTRIBUTION, p, 24)) for p in PROMPTS]
 
 
 @pytest.mark.parametrize("num_blocks", range(20, 60, 3))
 def test_preemption_changes_nothing(num_blocks: int) -> None:
     params = [SamplingParams(seed=i, max_tokens=24) if i % 2 else GREEDY for i in range(len(PROMPTS))]
-    plenty = run(toy_engine(LAW, None, vocab_size=VOCAB), PROMPTS, params)
-    engine = toy_engine(LAW, right_up_to(2), vocab_size=VOCAB, num_blocks=num_blocks, block_size=2)
+    plenty = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), PROMPTS, params)
+    engine = toy_engine(DISTRIBUTION, right_up_to(2), vocab_size=VOCAB, num_blocks=num_blocks, block_size=2)
     scarce = run(engine, PROMPTS, params)
     assert tokens(scarce) == tokens(plenty)
 
 
 def test_scarce_blocks_really_preempt() -> None:
-    engine = toy_engine(LAW, right_up_to(2), vocab_size=VOCAB, num_blocks=20, block_size=2)
+    engine = toy_engine(DISTRIBUTION, right_up_to(2), vocab_size=VOCAB, num_blocks=20, block_size=2)
     requests = [engine.add_request(str(i), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
     drain(engine)
     assert sum(request.num_preemptions for request in requests) > 0
@@ -162,9 +164,11 @@ def test_scarce_blocks_really_preempt() -> None:
 @pytest.mark.parametrize("k", [0, 1, 4, 8])
 def test_an_end_at_any_place_in_an_accepted_block(place: int, k: int) -> None:
     script = [1] * (place - 1) + [9] + [2] * 20
-    law = scripted(VOCAB, script, prompt_len=2)
+    distribution = scripted(VOCAB, script, prompt_len=2)
     plain = [1] * (place - 1) + [9]
-    engine = toy_engine(law, oracle(law, vocab_size=VOCAB), vocab_size=VOCAB, k=k, end_token_ids=frozenset({9}))
+    engine = toy_engine(
+        distribution, oracle(distribution, vocab_size=VOCAB), vocab_size=VOCAB, k=k, end_token_ids=frozenset({9})
+    )
     (output,) = run(engine, [[0, 0]], SamplingParams(temperature=0, max_tokens=16))
     assert list(output.outputs[0].token_ids) == plain
     assert output.outputs[0].finish_reason == "stop"
@@ -188,18 +192,23 @@ def test_an_end_at_any_place_in_an_accepted_block(place: int, k: int) -> None:
 @pytest.mark.parametrize("prompt_len", range(20, 32))
 @pytest.mark.parametrize("k", [0, 4, 9])
 def test_the_context_ends_where_it_should(prompt_len: int, k: int) -> None:
-    engine = toy_engine(LAW, oracle(LAW, vocab_size=VOCAB), vocab_size=VOCAB, k=k, max_model_len=32, num_blocks=8)
+    engine = toy_engine(
+        DISTRIBUTION, oracle(DISTRIBUTION, vocab_size=VOCAB), vocab_size=VOCAB, k=k, max_model_len=32, num_blocks=8
+    )
     prompt = [i % VOCAB for i in range(prompt_len)]
     (output,) = run(engine, [prompt], SamplingParams(temperature=0, max_tokens=100))
-    assert list(output.outputs[0].token_ids) == greedy_continuation(LAW, prompt, 32 - prompt_len)
+    assert list(output.outputs[0].token_ids) == greedy_continuation(DISTRIBUTION, prompt, 32 - prompt_len)
     assert output.outputs[0].finish_reason == "length"
 
 
 def test_k_that_changes_every_step_changes_nothing() -> None:
     engine = toy_engine(
-        LAW, right_up_to(3), vocab_size=VOCAB, k=KSchedule(lambda r: (r.num_tokens * 7 + len(r.request_id)) % 6)
+        DISTRIBUTION,
+        right_up_to(3),
+        vocab_size=VOCAB,
+        k=KSchedule(lambda r: (r.num_tokens * 7 + len(r.request_id)) % 6),
     )
-    assert tokens(run(engine, PROMPTS)) == [tuple(greedy_continuation(LAW, p, 24)) for p in PROMPTS]
+    assert tokens(run(engine, PROMPTS)) == [tuple(greedy_continuation(DISTRIBUTION, p, 24)) for p in PROMPTS]
 
 
 class BrokenDrafter(ScriptedDrafter):
@@ -215,7 +224,7 @@ class BrokenDrafter(ScriptedDrafter):
         return [
             self._fault(e.max_tokens)
             if e.request.prompt_token_ids[0] == 7
-            else Proposal(tuple(greedy_continuation(LAW, e.request.token_ids, e.max_tokens)))
+            else Proposal(tuple(greedy_continuation(DISTRIBUTION, e.request.token_ids, e.max_tokens)))
             for e in batch
         ]
 
@@ -224,7 +233,7 @@ def _raises(k: int) -> Proposal:
     raise RuntimeError("no luck today")
 
 
-def _law(total: float) -> NDArray[np.float64]:
+def _probs(total: float) -> NDArray[np.float64]:
     return np.full(VOCAB, total / VOCAB)
 
 
@@ -233,9 +242,9 @@ FAULTS: dict[str, tuple[Callable[[int], Proposal], str]] = {
     "id beyond the vocabulary": (lambda k: Proposal((VOCAB,)), str(VOCAB)),
     "negative id": (lambda k: Proposal((-1,)), "-1"),
     "too many": (lambda k: Proposal((1,) * (k + 1)), "5"),
-    "law that does not sum to one": (lambda k: Proposal((1,), (_law(1.5),)), "not 1"),
-    "law missing": (lambda k: Proposal((1, 2), (_law(1.0),)), "1 rows"),
-    "law of NaN": (lambda k: Proposal((1,), (_law(float("nan")),)), "nan"),
+    "distribution that does not sum to one": (lambda k: Proposal((1,), (_probs(1.5),)), "not 1"),
+    "distribution missing": (lambda k: Proposal((1, 2), (_probs(1.0),)), "1 rows"),
+    "distribution of NaN": (lambda k: Proposal((1,), (_probs(float("nan")),)), "nan"),
 }
 
 
@@ -245,21 +254,21 @@ def test_a_step_in_which_nothing_is_asked_for_says_why() -> None:
             return "rests"
 
     controller = Resting(lambda request: 2 * (request.num_output_tokens % 2))
-    (output,) = run(toy_engine(LAW, right_up_to(9), vocab_size=VOCAB, k=controller), [[1]], GREEDY)
+    (output,) = run(toy_engine(DISTRIBUTION, right_up_to(9), vocab_size=VOCAB, k=controller), [[1]], GREEDY)
     stats = output.metrics.speculative_decoding
     rested = [why for why, drafted in zip(stats.per_step_why, stats.per_step_drafted, strict=True) if not drafted]
     assert rested[0] == "", "the first step reads the prompt"
     assert "rests" in rested
     assert set(rested) <= {"", "rests"}
-    (plain,) = run(toy_engine(LAW, None, vocab_size=VOCAB, k=controller), [[1]], GREEDY)
+    (plain,) = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB, k=controller), [[1]], GREEDY)
     assert not any(plain.metrics.speculative_decoding.per_step_why), "without a drafter nothing rests"
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_broken_drafter_costs_one_request_its_drafts_and_says_so(name: str) -> None:
     fault, words = FAULTS[name]
-    outputs = run(toy_engine(LAW, BrokenDrafter(fault), vocab_size=VOCAB), PROMPTS)
-    assert tokens(outputs) == [tuple(greedy_continuation(LAW, p, 24)) for p in PROMPTS]
+    outputs = run(toy_engine(DISTRIBUTION, BrokenDrafter(fault), vocab_size=VOCAB), PROMPTS)
+    assert tokens(outputs) == [tuple(greedy_continuation(DISTRIBUTION, p, 24)) for p in PROMPTS]
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         stats = output.metrics.speculative_decoding
         if prompt[0] == 7:
@@ -273,11 +282,11 @@ def test_a_broken_drafter_costs_one_request_its_drafts_and_says_so(name: str) ->
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=1, max_tokens=24)])
 def test_a_nan_in_the_target_ends_only_that_request(params: SamplingParams) -> None:
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
-        return np.full(VOCAB, np.nan) if context[0] == 7 and len(context) > 12 else LAW(context)
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
+        return np.full(VOCAB, np.nan) if context[0] == 7 and len(context) > 12 else DISTRIBUTION(context)
 
-    outputs = run(toy_engine(law, None, vocab_size=VOCAB), PROMPTS, params)
-    healthy = run(toy_engine(LAW, None, vocab_size=VOCAB), PROMPTS, params)
+    outputs = run(toy_engine(distribution, None, vocab_size=VOCAB), PROMPTS, params)
+    healthy = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), PROMPTS, params)
     for prompt, output, other in zip(PROMPTS, outputs, healthy, strict=True):
         if prompt[0] == 7:
             assert output.outputs[0].finish_reason == "error"
@@ -288,12 +297,12 @@ def test_a_nan_in_the_target_ends_only_that_request(params: SamplingParams) -> N
 
 
 def test_a_forward_pass_that_raises_ends_its_requests_and_frees_everything() -> None:
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         if len(context) == 6:
             raise MemoryError("no room")
-        return LAW(context)
+        return DISTRIBUTION(context)
 
-    engine = toy_engine(law, None, vocab_size=VOCAB)
+    engine = toy_engine(distribution, None, vocab_size=VOCAB)
     outputs = run(engine, [[1], [2]])
     assert [o.outputs[0].finish_reason for o in outputs] == ["error", "error"]
     assert all("no room" in str(o.error) for o in outputs)
@@ -301,7 +310,7 @@ def test_a_forward_pass_that_raises_ends_its_requests_and_frees_everything() -> 
 
 
 def test_abort_waiting_running_and_unknown() -> None:
-    engine = toy_engine(LAW, right_up_to(1), vocab_size=VOCAB, max_num_seqs=1)
+    engine = toy_engine(DISTRIBUTION, right_up_to(1), vocab_size=VOCAB, max_num_seqs=1)
     engine.add_request("running", [1, 2], GREEDY)
     engine.add_request("waiting", [3, 4], GREEDY)
     engine.step()
@@ -320,7 +329,7 @@ def test_abort_waiting_running_and_unknown() -> None:
     [([], "empty"), ([0] * 256, "256"), ([1, VOCAB], "0 to 10"), ([-1], "-1")],
 )
 def test_prompts_that_do_not_fit_are_refused_and_leave_nothing(prompt: list[int], words: str) -> None:
-    engine = toy_engine(LAW, None, vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, None, vocab_size=VOCAB)
     with pytest.raises(InvalidRequestError, match=words) as caught:
         engine.add_request("x", prompt, GREEDY)
     assert caught.value.param == "prompt"
@@ -329,7 +338,7 @@ def test_prompts_that_do_not_fit_are_refused_and_leave_nothing(prompt: list[int]
 
 
 def test_a_request_id_in_use_is_refused() -> None:
-    engine = toy_engine(LAW, None, vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, None, vocab_size=VOCAB)
     engine.add_request("x", [1], GREEDY)
     with pytest.raises(InvalidRequestError, match="'x' is in use"):
         engine.add_request("x", [1], GREEDY)

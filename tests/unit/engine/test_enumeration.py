@@ -1,4 +1,4 @@
-"""The whole engine under enumerating noise: the joint law of what it emits is the target's, exactly."""
+"""The whole engine under enumerating noise: the joint distribution of what it emits is the target's, exactly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from outrider.ops import native
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.noise import Noise, Weights
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
@@ -38,7 +38,7 @@ from tests.unit.engine.helpers import KSchedule, ScriptedDrafter, distance, run,
 from tests.unit.models.other_vocabularies import spelled
 
 VOCAB = 3
-LAW = random_table(VOCAB, seed=6, order=3)
+DISTRIBUTION = random_table(VOCAB, seed=6, order=3)
 DRAFT = random_table(VOCAB, seed=7, order=3)
 PROMPT = [0, 1, 0, 1]
 LENGTH = 3
@@ -48,10 +48,10 @@ def trimmed() -> Drafter:
     """A draft whose output was trimmed to two of the target's tokens."""
     kept = [0, 2]
 
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         return np.asarray(DRAFT(context)[kept] / DRAFT(context)[kept].sum())
 
-    runner = ModelRunner(ToyModel(len(kept), law), num_blocks=8, block_size=2)
+    runner = ModelRunner(ToyModel(len(kept), distribution), num_blocks=8, block_size=2)
     return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, token_ids=kept)
 
 
@@ -110,14 +110,14 @@ PREDICTION = (0, 2, 1, 1)
 """What every request here says that its answer will be."""
 
 
-def law_of_strings(params: SamplingParams, end: frozenset[int]) -> dict[tuple[int, ...], float]:
+def distribution_of_strings(params: SamplingParams, end: frozenset[int]) -> dict[tuple[int, ...], float]:
     """The target alone: every output, cut at an end token, with its probability."""
     strings: dict[tuple[int, ...], float] = {}
     for tokens in itertools.product(range(VOCAB), repeat=params.max_tokens):
         probability, out = 1.0, tuple[int, ...]()
         for token in tokens:
-            logits = oracle.edited_logits(np.log(LAW((*PROMPT, *out))), params, PROMPT, out, end)
-            probability *= float(oracle.processed_law(logits, params)[token])
+            logits = oracle.edited_logits(np.log(DISTRIBUTION((*PROMPT, *out))), params, PROMPT, out, end)
+            probability *= float(oracle.processed_probs(logits, params)[token])
             out = (*out, token)
             if token in end:
                 break
@@ -136,7 +136,7 @@ def total_variation(
     def once(enumerating: EnumeratingNoise) -> tuple[int, ...]:
         noise = noise_of(enumerating)
         engine = toy_engine(
-            LAW,
+            DISTRIBUTION,
             make(),
             vocab_size=VOCAB,
             k=k,
@@ -151,7 +151,7 @@ def total_variation(
         enumerating.probability = noise.probability
         return token_ids
 
-    return distance(once, law_of_strings(params, end))
+    return distance(once, distribution_of_strings(params, end))
 
 
 PARAMS = [
@@ -165,7 +165,7 @@ PARAMS = [
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("k", [0, 1, 2])
 @pytest.mark.parametrize("params", PARAMS, ids=["plain", "top-k", "top-p", "greedy"])
-def test_the_engine_emits_the_targets_law(name: str, k: int, params: SamplingParams) -> None:
+def test_the_engine_emits_the_targets_distribution(name: str, k: int, params: SamplingParams) -> None:
     assert total_variation(DRAFTERS[name], k, params) < 1e-12
 
 
@@ -174,7 +174,7 @@ LONGER = SamplingParams(max_tokens=4, temperature=0.7, top_k=2)
 
 @pytest.mark.parametrize(("method", "coupled"), [("standard", "none"), ("block", "none"), ("coupled", "all")])
 @pytest.mark.parametrize("params", [*PARAMS[:3], LONGER], ids=["plain", "top-k", "top-p", "longer"])
-def test_every_way_to_verify_emits_the_targets_law(
+def test_every_way_to_verify_emits_the_targets_distribution(
     method: Verification, coupled: Coupled, params: SamplingParams
 ) -> None:
     assert total_variation(lambda: draft_model(coupled), 2, params, verify_with=partial(verify, method=method)) < 1e-12
@@ -183,7 +183,7 @@ def test_every_way_to_verify_emits_the_targets_law(
 @pytest.mark.parametrize(("method", "coupled"), [("standard", "none"), ("block", "none"), ("coupled", "all")])
 @pytest.mark.parametrize("params", [*PARAMS[:3], LONGER], ids=["plain", "top-k", "top-p", "longer"])
 @pytest.mark.parametrize("target", [WITH_PAIR, WITH_END], ids=["pair", "end"])
-def test_every_way_to_verify_drafts_of_another_vocabulary_emits_the_targets_law(
+def test_every_way_to_verify_drafts_of_another_vocabulary_emits_the_targets_distribution(
     method: Verification, coupled: Coupled, params: SamplingParams, target: Tokenizer
 ) -> None:
     faithful, end = partial(verify, method=method), frozenset({2} if target is WITH_END else ())
@@ -192,7 +192,7 @@ def test_every_way_to_verify_drafts_of_another_vocabulary_emits_the_targets_law(
 
 @pytest.mark.skipif(not native.available(), reason="the native library is not built")
 @pytest.mark.parametrize(("method", "coupled"), [("block", "none"), ("coupled", "all")])
-def test_a_draft_model_that_looks_its_own_tokens_up_emits_the_targets_law(
+def test_a_draft_model_that_looks_its_own_tokens_up_emits_the_targets_distribution(
     method: Verification, coupled: Coupled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_up: list[int] = []
@@ -215,11 +215,11 @@ def _without_a_drawn_last(proposal: Proposal, probs: tuple[Weights, ...]) -> Pro
     return Proposal(proposal.token_ids[:kept], probs[:kept])
 
 
-def _with_misplaced_laws(proposal: Proposal, probs: tuple[Weights, ...]) -> Proposal:
+def _with_misplaced_probs(proposal: Proposal, probs: tuple[Weights, ...]) -> Proposal:
     return Proposal(proposal.token_ids, tuple(row[[1, 0, 2]] for row in probs))
 
 
-@pytest.mark.parametrize("fault", [_without_a_drawn_last, _with_misplaced_laws])
+@pytest.mark.parametrize("fault", [_without_a_drawn_last, _with_misplaced_probs])
 def test_faults_of_drafts_of_another_vocabulary_are_seen(
     fault: Callable[[Proposal, tuple[Weights, ...]], Proposal],
 ) -> None:
@@ -242,7 +242,7 @@ TREE_LENGTH = 4
 @pytest.mark.parametrize(
     "changes", [{}, {"temperature": 0.6, "top_k": 2}, {"frequency_penalty": 1.2}, {"min_tokens": 3}]
 )
-def test_every_way_to_verify_trees_emits_the_targets_law(
+def test_every_way_to_verify_trees_emits_the_targets_distribution(
     changes: dict[str, float], width: int, method: Verification, coupled: Coupled
 ) -> None:
     params = SamplingParams(max_tokens=TREE_LENGTH, **changes)  # type: ignore[arg-type]
@@ -278,18 +278,20 @@ EDITED = {
 @pytest.mark.parametrize("method", ["auto", "standard"])
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("parameters", EDITED)
-def test_the_law_holds_whatever_edits_it(parameters: str, name: str, method: Verification) -> None:
+def test_the_distribution_holds_whatever_edits_it(parameters: str, name: str, method: Verification) -> None:
     params = SamplingParams(max_tokens=4, **EDITED[parameters])  # type: ignore[arg-type]
     faithful = partial(verify, method=method)
     assert total_variation(DRAFTERS[name], 2, params, end=frozenset({2}), verify_with=faithful) < 1e-12
 
 
 def test_penalties_that_do_not_see_the_drafts_are_seen() -> None:
-    class Blind(RequestLaw):
+    class Blind(RequestSampler):
         def edited(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
             return super().edited(logits, committed)
 
-    def faulty(request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw) -> VerifyResult:
+    def faulty(
+        request: Request, proposal: Proposal, logits: Tensor, noise: Noise, sampler: RequestSampler
+    ) -> VerifyResult:
         blind = Blind(request.params, request.prompt_token_ids, vocab_size=VOCAB)
         return verify(request, proposal, logits, noise, blind)
 
@@ -299,32 +301,34 @@ def test_penalties_that_do_not_see_the_drafts_are_seen() -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_the_law_holds_with_an_end_inside_the_block(name: str) -> None:
+def test_the_distribution_holds_with_an_end_inside_the_block(name: str) -> None:
     assert total_variation(DRAFTERS[name], 2, PARAMS[0], end=frozenset({2})) < 1e-12
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_the_law_holds_when_k_follows_what_was_emitted(name: str) -> None:
+def test_the_distribution_holds_when_k_follows_what_was_emitted(name: str) -> None:
     k = KSchedule(lambda request: (request.token_ids[-1] + request.num_output_tokens) % 3)
     assert total_variation(DRAFTERS[name], k, PARAMS[0]) < 1e-12
 
 
-def _wrong_row(request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw) -> VerifyResult:
-    return verify(request, proposal, logits.roll(1, dims=0), noise, law)
+def _wrong_row(
+    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, sampler: RequestSampler
+) -> VerifyResult:
+    return verify(request, proposal, logits.roll(1, dims=0), noise, sampler)
 
 
 def _bonus_from_the_row_before(
-    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw
+    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, sampler: RequestSampler
 ) -> VerifyResult:
     faulty = logits.clone()
     faulty[-1] = logits[max(0, len(logits) - 2)]
-    return verify(request, proposal, faulty, noise, law)
+    return verify(request, proposal, faulty, noise, sampler)
 
 
 def _accepts_everything(
-    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, law: RequestLaw
+    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, sampler: RequestSampler
 ) -> VerifyResult:
-    result = verify(request, Proposal(), logits[-1:], noise, law)
+    result = verify(request, Proposal(), logits[-1:], noise, sampler)
     return VerifyResult(len(proposal), result.token_id, "bonus")
 
 

@@ -15,7 +15,7 @@ from outrider.models.toy import ToyModel
 from outrider.outputs import RequestOutput
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
-from tests.unit.engine.every_drafter import DRAFTERS, LAW, PREDICTION, VOCAB, blend
+from tests.unit.engine.every_drafter import DISTRIBUTION, DRAFTERS, PREDICTION, VOCAB, blend
 from tests.unit.engine.helpers import run, toy_engine
 
 PROMPTS = [[1, 2, 1, 2], [7, 1, 2, 1], [3, 3, 3], [1, 2, 1, 2]]
@@ -28,7 +28,7 @@ def breaks(context: tuple[int, ...], length: int) -> bool:
 
 
 def broken_target(context: tuple[int, ...]) -> NDArray[np.float64]:
-    return np.full(VOCAB, np.nan) if breaks(context, 12) else LAW(context)
+    return np.full(VOCAB, np.nan) if breaks(context, 12) else DISTRIBUTION(context)
 
 
 def ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
@@ -40,7 +40,7 @@ def ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
 def test_a_nan_in_a_target_row_ends_only_that_request(name: str, how: str) -> None:
     """``run`` checks after every step that each block is owned, and in the end that all are free."""
     params = SamplingParams(max_tokens=24, prediction=PREDICTION, ignore_eos=True, **HOW[how])
-    healthy = run(toy_engine(LAW, None, vocab_size=VOCAB), PROMPTS, params)
+    healthy = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), PROMPTS, params)
     outputs = run(toy_engine(broken_target, DRAFTERS[name](), vocab_size=VOCAB), PROMPTS, params)
     failed = outputs[BROKEN]
     assert failed.outputs[0].finish_reason == "error"
@@ -54,11 +54,11 @@ def test_a_nan_in_a_target_row_ends_only_that_request(name: str, how: str) -> No
 
 
 def _draft_of_nan(shape: str) -> Drafter:
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         return np.full(VOCAB, np.nan) if breaks(context, 9) else blend(context)
 
     model = DraftModelDrafter(
-        ModelRunner(ToyModel(VOCAB, law), num_blocks=64, block_size=4),
+        ModelRunner(ToyModel(VOCAB, distribution), num_blocks=64, block_size=4),
         target_vocab_size=VOCAB,
         max_num_batched_tokens=64,
         tree_width=3 if "tree" in shape else 1,
@@ -71,8 +71,8 @@ def _draft_of_nan(shape: str) -> Drafter:
 @pytest.mark.parametrize("shape", ["chain", "tree", "coupled", "coupled tree", "composite"])
 def test_a_nan_in_a_draft_row_costs_only_that_request_its_drafts(shape: str, how: str) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True, **HOW[how])
-    plain = run(toy_engine(LAW, None, vocab_size=VOCAB), PROMPTS, params)
-    outputs = run(toy_engine(LAW, _draft_of_nan(shape), vocab_size=VOCAB), PROMPTS, params)
+    plain = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), PROMPTS, params)
+    outputs = run(toy_engine(DISTRIBUTION, _draft_of_nan(shape), vocab_size=VOCAB), PROMPTS, params)
     assert ids(outputs) == ids(plain), "no token is lost by it, of this request or of another"
     assert all(output.error is None for output in outputs)
     said = [output.metrics.speculation for output in outputs]

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.outputs import RequestOutput
 from outrider.sampling_params import SamplingParams
-from tests.unit.engine.every_drafter import DRAFTERS, LAW, PROMPTS, VOCAB
+from tests.unit.engine.every_drafter import DISTRIBUTION, DRAFTERS, PROMPTS, VOCAB
 from tests.unit.engine.helpers import drain, run, toy_engine
 from tests.unit.engine.test_parameters import ENDS
 
@@ -30,13 +30,13 @@ def reported(outputs: list[RequestOutput]) -> list[Any]:
 @pytest.mark.parametrize("how", HOWS)
 def test_drafts_chunks_and_preemption_change_no_bit(how: str, mode: str) -> None:
     params = SamplingParams(max_tokens=20, logprobs=3, prompt_logprobs=2, logprobs_mode=mode, **HOWS[how])  # type: ignore[arg-type]
-    plain = reported(run(toy_engine(LAW, None, vocab_size=VOCAB, end_token_ids=ENDS), PROMPTS, params))
+    plain = reported(run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB, end_token_ids=ENDS), PROMPTS, params))
     for name, make in DRAFTERS.items():
         for settings in ({}, {"max_num_batched_tokens": 3}):
-            engine = toy_engine(LAW, make(), vocab_size=VOCAB, k=4, end_token_ids=ENDS, **settings)
+            engine = toy_engine(DISTRIBUTION, make(), vocab_size=VOCAB, k=4, end_token_ids=ENDS, **settings)
             assert reported(run(engine, PROMPTS, params)) == plain, name
     engine = toy_engine(
-        LAW, DRAFTERS["draft model"](), vocab_size=VOCAB, end_token_ids=ENDS, num_blocks=14, block_size=2
+        DISTRIBUTION, DRAFTERS["draft model"](), vocab_size=VOCAB, end_token_ids=ENDS, num_blocks=14, block_size=2
     )
     requests = [engine.add_request(str(i), prompt, params) for i, prompt in enumerate(PROMPTS)]
     drain(engine)
@@ -47,7 +47,7 @@ def test_drafts_chunks_and_preemption_change_no_bit(how: str, mode: str) -> None
 def test_raw_logprobs_are_the_models_own_and_the_greedy_token_leads() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=10, logprobs=2, prompt_logprobs=1)
     for prompt in PROMPTS:
-        (output,) = run(toy_engine(LAW, DRAFTERS["ngram"](), vocab_size=VOCAB), [prompt], params)
+        (output,) = run(toy_engine(DISTRIBUTION, DRAFTERS["ngram"](), vocab_size=VOCAB), [prompt], params)
         completion, logprobs = output.outputs[0], output.outputs[0].logprobs
         assert logprobs is not None
         assert output.prompt_logprobs is not None
@@ -59,7 +59,7 @@ def test_raw_logprobs_are_the_models_own_and_the_greedy_token_leads() -> None:
             entry = entries[place]
             assert entry is not None
             assert entry.token_id == tokens[place]
-            probs = LAW(tokens[:place])
+            probs = DISTRIBUTION(tokens[:place])
             assert entry.logprob == pytest.approx(math.log(probs[tokens[place]]))
             assert entry.rank == 1 + int((probs > probs[tokens[place]]).sum())
             best, logprob = entry.top[0]
@@ -68,20 +68,20 @@ def test_raw_logprobs_are_the_models_own_and_the_greedy_token_leads() -> None:
         assert all(entry.rank == 1 and entry.logprob == entry.top[0][1] for entry in logprobs)
 
 
-def test_logprobs_of_a_recovered_token_are_the_laws_and_not_the_residuals() -> None:
+def test_logprobs_of_a_recovered_token_are_the_distributions_and_not_the_residuals() -> None:
     params = SamplingParams(max_tokens=200, logprobs=0, logprobs_mode="processed")
-    engine = toy_engine(LAW, DRAFTERS["draft model"](), vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, DRAFTERS["draft model"](), vocab_size=VOCAB)
     (output,) = run(engine, [[1, 2]], params)
     completion, context = output.outputs[0], tuple[int, ...]([1, 2])
     assert {"recovered", "bonus", "accepted"} <= set(completion.sources)
     for entry in completion.logprobs or ():
-        assert entry.logprob == pytest.approx(math.log(LAW(context)[entry.token_id]))
+        assert entry.logprob == pytest.approx(math.log(DISTRIBUTION(context)[entry.token_id]))
         assert entry.top == ()
         context = (*context, entry.token_id)
 
 
 def test_an_end_inside_a_block_cuts_the_logprobs_too_and_pieces_carry_them() -> None:
-    engine = toy_engine(LAW, DRAFTERS["draft model"](), vocab_size=VOCAB, end_token_ids=ENDS)
+    engine = toy_engine(DISTRIBUTION, DRAFTERS["draft model"](), vocab_size=VOCAB, end_token_ids=ENDS)
     params = SamplingParams(max_tokens=30, seed=1, logprobs=1, stop_token_ids=(4,))
     request = engine.add_request("x", [1, 2], params)
     collected: list[Any] = []
@@ -96,6 +96,6 @@ def test_an_end_inside_a_block_cuts_the_logprobs_too_and_pieces_carry_them() -> 
 
 
 def test_nothing_is_reported_unless_asked_for() -> None:
-    (output,) = run(toy_engine(LAW, None, vocab_size=VOCAB), [[1]], SamplingParams(max_tokens=3))
+    (output,) = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), [[1]], SamplingParams(max_tokens=3))
     assert output.outputs[0].logprobs is None
     assert output.prompt_logprobs is None

@@ -19,7 +19,16 @@ from outrider.errors import InvalidRequestError
 from outrider.outputs import RequestOutput
 from outrider.sampling.noise import Weights
 from outrider.sampling_params import SamplingParams
-from tests.unit.engine.every_drafter import DRAFTERS, LAW, LETTERS, METHODS, PREDICTION, PROMPTS, VOCAB, draft_model
+from tests.unit.engine.every_drafter import (
+    DISTRIBUTION,
+    DRAFTERS,
+    LETTERS,
+    METHODS,
+    PREDICTION,
+    PROMPTS,
+    VOCAB,
+    draft_model,
+)
 from tests.unit.engine.helpers import ScriptedDrafter, run, toy_engine
 from tests.unit.sampling.toy_grammar import LetterGrammars
 
@@ -77,7 +86,7 @@ ELSEWHERE = {"n": "tests/integration/test_llm.py: an engine's request has one an
 def engine(drafter: Drafter | None, **settings: Any) -> Engine:
     """Over the letters: with grammars, and words for ``bad_words``."""
     return toy_engine(
-        LAW,
+        DISTRIBUTION,
         drafter,
         vocab_size=VOCAB,
         end_token_ids=ENDS,
@@ -153,11 +162,13 @@ def test_every_parameter_runs_unseeded(name: str) -> None:
 
 
 def test_min_tokens_holds_back_end_tokens_and_stop_strings() -> None:
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         return np.array([0.05, 0.15, 0.8])
 
     for k in (0, 3):
-        engine = toy_engine(law, ScriptedDrafter(lambda r, k: [2] * k), vocab_size=3, k=k, end_token_ids=frozenset({2}))
+        engine = toy_engine(
+            distribution, ScriptedDrafter(lambda r, k: [2] * k), vocab_size=3, k=k, end_token_ids=frozenset({2})
+        )
         params = SamplingParams(temperature=0.0, min_tokens=5, max_tokens=9)
         (output,) = run(engine, [[0]], params)
         assert output.outputs[0].token_ids == (1, 1, 1, 1, 1, 2)
@@ -177,8 +188,8 @@ def _raises(token_ids: tuple[int, ...], row: Weights) -> Weights:
 def test_a_processor_that_raises_ends_only_its_request(name: str) -> None:
     fine = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     broken = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logits_processors=(_raises,))
-    plain = run(toy_engine(LAW, None, vocab_size=VOCAB), [[1], [2]], fine)
-    drafted = run(toy_engine(LAW, DRAFTERS[name](), vocab_size=VOCAB), [[1], [2], [1]], [broken, fine, fine])
+    plain = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), [[1], [2]], fine)
+    drafted = run(toy_engine(DISTRIBUTION, DRAFTERS[name](), vocab_size=VOCAB), [[1], [2], [1]], [broken, fine, fine])
     assert "logits processor '_raises' failed: RuntimeError: out of ideas" in str(drafted[0].error)
     assert drafted[0].outputs[0].finish_reason == "error"
     got = drafted[0].outputs[0].token_ids
@@ -190,7 +201,7 @@ def test_a_processor_that_raises_ends_only_its_request(name: str) -> None:
 def test_bad_words_are_ruled_out_as_the_tokenizer_has_them() -> None:
     words = {"x": [3], " x": [4], "yz": [1, 5], " yz": [2, 5]}
     params = SamplingParams(temperature=0.0, max_tokens=40, bad_words=("x", "yz"))
-    engine = toy_engine(LAW, draft_model(), vocab_size=VOCAB, encode=lambda text: words[text])
+    engine = toy_engine(DISTRIBUTION, draft_model(), vocab_size=VOCAB, encode=lambda text: words[text])
     (output,) = run(engine, [[3, 4]], params)
     token_ids = (4, *output.outputs[0].token_ids)
     assert not {3, 4} & set(token_ids[1:])
@@ -202,9 +213,9 @@ def test_bad_words_are_ruled_out_as_the_tokenizer_has_them() -> None:
     [({"logit_bias": {VOCAB: 1.0}}, "logit_bias"), ({"bad_words": "x"}, "bad_words"), ({"n": 2}, "n")],
 )
 def test_what_this_engine_can_not_serve_is_refused_and_leaves_nothing(settings: dict[str, Any], param: str) -> None:
-    engine = toy_engine(LAW, None, vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, None, vocab_size=VOCAB)
     with pytest.raises(InvalidRequestError) as caught:
         engine.add_request("x", [1], SamplingParams(**settings))
     assert caught.value.param == param
     assert not engine.has_requests
-    assert not engine._laws
+    assert not engine._samplers

@@ -16,31 +16,33 @@ from outrider.sampling_params import SamplingParams
 from tests.unit.engine.helpers import drain, greedy_continuation, oracle, run, toy_engine
 
 VOCAB = 6
-LAW = random_table(VOCAB, seed=4, sharpness=3.0)
+DISTRIBUTION = random_table(VOCAB, seed=4, sharpness=3.0)
 BLOCK = 2
 
 
 def engine_with(drafter: Drafter | None, k: int = 4) -> Engine:
-    return toy_engine(LAW, drafter, vocab_size=VOCAB, k=k, block_size=BLOCK, num_blocks=128)
+    return toy_engine(DISTRIBUTION, drafter, vocab_size=VOCAB, k=k, block_size=BLOCK, num_blocks=128)
 
 
-def draft_model(law_seed: int) -> DraftModelDrafter:
+def draft_model(distribution_seed: int) -> DraftModelDrafter:
     runner = ModelRunner(
-        ToyModel(VOCAB, random_table(VOCAB, seed=law_seed, sharpness=3.0)), num_blocks=128, block_size=2
+        ToyModel(VOCAB, random_table(VOCAB, seed=distribution_seed, sharpness=3.0)), num_blocks=128, block_size=2
     )
     return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=64)
 
 
 def test_rejected_text_is_never_found_and_committed_text_is() -> None:
     prompt, params = [1, 2, 3, 4], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-    said = greedy_continuation(LAW, prompt, 2)
+    said = greedy_continuation(DISTRIBUTION, prompt, 2)
     drafted: list[list[int]] = []
 
     def wrong(request: object, max_tokens: int) -> list[int]:
-        drafted.append([(token + 1) % VOCAB for token in greedy_continuation(LAW, [*prompt, said[0]], max_tokens)])
+        drafted.append(
+            [(token + 1) % VOCAB for token in greedy_continuation(DISTRIBUTION, [*prompt, said[0]], max_tokens)]
+        )
         return drafted[-1]
 
-    drafter = oracle(LAW, vocab_size=VOCAB)
+    drafter = oracle(DISTRIBUTION, vocab_size=VOCAB)
     drafter._choose = wrong
     engine = engine_with(drafter)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -66,8 +68,8 @@ def test_turns_of_a_conversation_hit_alike_with_and_without_speculation(seed: in
     hits, answers = {}, {}
     for name, drafter in {
         "off": None,
-        "oracle": oracle(LAW, vocab_size=VOCAB),
-        "half right": oracle(LAW, right=lambda request: request.num_tokens % 3, vocab_size=VOCAB),
+        "oracle": oracle(DISTRIBUTION, vocab_size=VOCAB),
+        "half right": oracle(DISTRIBUTION, right=lambda request: request.num_tokens % 3, vocab_size=VOCAB),
         "draft model": draft_model(4),
         "another draft model": draft_model(5),
     }.items():

@@ -21,8 +21,8 @@ from tests.unit.engine.helpers import drain, run, toy_engine
 from tests.unit.models.other_vocabularies import spelled
 
 VOCAB = 5
-LAW = random_table(VOCAB, seed=2, sharpness=2.0)
-DRAFT_LAW = random_table(VOCAB, seed=3, sharpness=2.0)
+DISTRIBUTION = random_table(VOCAB, seed=2, sharpness=2.0)
+DRAFT_DISTRIBUTION = random_table(VOCAB, seed=3, sharpness=2.0)
 MAX_LEN = 24
 
 PARAMS = st.builds(
@@ -53,7 +53,7 @@ def _drafter(kind: str) -> Drafter | None:
     if kind == "ngram":
         return NGramDrafter(min_match=1, max_match=3)
     if kind.startswith("draft_model"):
-        runner = ModelRunner(ToyModel(VOCAB, DRAFT_LAW), num_blocks=12, block_size=2)
+        runner = ModelRunner(ToyModel(VOCAB, DRAFT_DISTRIBUTION), num_blocks=12, block_size=2)
         width = int(kind.removeprefix("draft_model") or 1)
         return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=8, tree_width=width)
     if kind in ("tli", "slem"):
@@ -92,7 +92,7 @@ def test_every_block_comes_back_and_every_answer_is_the_solo_one(
 ) -> None:
     drafter = _drafter(kind)
     engine = toy_engine(
-        LAW,
+        DISTRIBUTION,
         drafter,
         vocab_size=VOCAB,
         k=drafter.planner if isinstance(drafter, CompositeDrafter) else k,
@@ -125,7 +125,7 @@ def test_every_block_comes_back_and_every_answer_is_the_solo_one(
         assert model._passes._runner.kv.num_free_blocks == model._passes._runner.kv.num_blocks
     for index, (prompt, params) in enumerate(added):
         completion = engine.take_output(str(index)).outputs[0]
-        solo = toy_engine(LAW, None, vocab_size=VOCAB, max_model_len=MAX_LEN, end_token_ids=frozenset({0}))
+        solo = toy_engine(DISTRIBUTION, None, vocab_size=VOCAB, max_model_len=MAX_LEN, end_token_ids=frozenset({0}))
         expected = run(solo, [prompt], params)[0].outputs[0]
         if completion.finish_reason == "abort":
             assert completion.token_ids == expected.token_ids[: len(completion.token_ids)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
-from outrider.models.toy import Law, random_table
+from outrider.models.toy import Distribution, random_table
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import path_to
@@ -24,8 +24,8 @@ class WildDrafter:
 
     name = "wild"
 
-    def __init__(self, law: Law, seed: int) -> None:
-        self._law = law
+    def __init__(self, distribution: Distribution, seed: int) -> None:
+        self._probs = distribution
         self._rng = np.random.default_rng(seed)
         self.num_accepted = 0
         self.num_branching = 0
@@ -44,7 +44,7 @@ class WildDrafter:
             parents, token_ids = [parent for parent, _ in nodes], [token_id for _, token_id in nodes]
             parent = int(self._rng.integers(-1, len(nodes)))
             path = [token_ids[node] for node in path_to(parents, parent)]
-            likely = int(np.argmax(self._law((*entry.request.token_ids, *path))))
+            likely = int(np.argmax(self._probs((*entry.request.token_ids, *path))))
             token_id = likely if self._rng.random() < 0.7 else int(self._rng.integers(VOCAB))
             nodes[parent, token_id] = None  # a sibling that is there already is not added again
         parents = [parent for parent, _ in nodes]
@@ -54,7 +54,7 @@ class WildDrafter:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_trees_change_no_token_and_no_logprob(seed: int) -> None:
-    law = random_table(VOCAB, seed=seed, order=2)
+    distribution = random_table(VOCAB, seed=seed, order=2)
     params = [
         SamplingParams(temperature=0.0, max_tokens=20),
         SamplingParams(temperature=1.0, seed=seed, max_tokens=20, logprobs=2),
@@ -66,12 +66,12 @@ def test_random_trees_change_no_token_and_no_logprob(seed: int) -> None:
     ]  # fmt: skip
 
     def answers(drafter: Drafter | None, **settings: Any) -> list[Any]:
-        engine = toy_engine(law, drafter, vocab_size=VOCAB, k=7, end_token_ids=frozenset({6}), **settings)
+        engine = toy_engine(distribution, drafter, vocab_size=VOCAB, k=7, end_token_ids=frozenset({6}), **settings)
         outputs = run(engine, PROMPTS, params)
         assert all(output.error is None for output in outputs)
         return [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.outputs[0].finish_reason) for o in outputs]
 
-    plain, drafter = answers(None), WildDrafter(law, seed)
+    plain, drafter = answers(None), WildDrafter(distribution, seed)
     assert answers(drafter) == plain
     assert answers(drafter, num_blocks=14, block_size=3, max_model_len=40) == plain, "with preemption"
     assert answers(drafter, block_size=1, max_num_batched_tokens=9) == plain, "with drafts cut for want of room"

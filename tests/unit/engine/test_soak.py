@@ -24,7 +24,7 @@ from outrider.scheduler.speculation import Choice, Draftable, SpeculationControl
 from tests.unit.engine.helpers import run, toy_engine
 
 VOCAB = 6
-LAW = random_table(VOCAB, seed=2, sharpness=2.0)
+DISTRIBUTION = random_table(VOCAB, seed=2, sharpness=2.0)
 COUNT = 2000
 
 
@@ -89,7 +89,14 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
     )
     drafter = CompositeDrafter([NGramDrafter(min_match=1, max_match=3)], faulty, planner=planner)
     engine = toy_engine(
-        LAW, drafter, vocab_size=VOCAB, k=planner, num_blocks=60, block_size=2, max_model_len=40, max_num_seqs=24
+        DISTRIBUTION,
+        drafter,
+        vocab_size=VOCAB,
+        k=planner,
+        num_blocks=60,
+        block_size=2,
+        max_model_len=40,
+        max_num_seqs=24,
     )
     forward, failures = engine.runner.forward, []
 
@@ -100,7 +107,7 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
         return forward(chunks)  # type: ignore[arg-type]
 
     engine.runner.forward = sometimes_fails  # type: ignore[assignment, method-assign]
-    solo = toy_engine(LAW, None, vocab_size=VOCAB, max_model_len=40)
+    solo = toy_engine(DISTRIBUTION, None, vocab_size=VOCAB, max_model_len=40)
     prompts = [[chance.randrange(VOCAB) for _ in range(chance.randint(1, 12))] for _ in range(40)]
     expected = {
         (place, seed): run(solo, [prompt], SamplingParams(seed=seed, max_tokens=10))[0].outputs[0].token_ids
@@ -145,7 +152,7 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
     engine.check_integrity()
     assert engine.runner.kv.num_free_blocks == engine.runner.kv.num_blocks
     assert model._passes._runner.kv.num_free_blocks == model._passes._runner.kv.num_blocks
-    kept: list[dict[str, Any]] = [engine._requests, engine._noises, engine._laws, engine._detokenizers]
+    kept: list[dict[str, Any]] = [engine._requests, engine._noises, engine._samplers, engine._detokenizers]
     kept += [drafter._open, drafter._proposed]
     kept += [model._passes._num_computed, engine.runner.kv._tables, engine.runner.kv._keys]
     kept += [estimates._own for estimates in planner._estimates.values()]
@@ -163,15 +170,15 @@ def test_preempted_at_any_step_a_request_says_the_same() -> None:
         SamplingParams(seed=3, max_tokens=12, frequency_penalty=0.5, logprobs=1, prompt_logprobs=1),
     ]
     prompts = [[1, 2, 3], [4, 5, 1, 2, 3]]
-    plain = run(toy_engine(LAW, None, vocab_size=VOCAB), prompts, params)
+    plain = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB), prompts, params)
     for at in range(14):
         for again in (1, 3):
             drafter = DraftModelDrafter(
-                ModelRunner(ToyModel(VOCAB, LAW), num_blocks=60, block_size=2),
+                ModelRunner(ToyModel(VOCAB, DISTRIBUTION), num_blocks=60, block_size=2),
                 target_vocab_size=VOCAB,
                 max_num_batched_tokens=64,
             )
-            engine = toy_engine(LAW, drafter, vocab_size=VOCAB, k=at % 4, block_size=2)
+            engine = toy_engine(DISTRIBUTION, drafter, vocab_size=VOCAB, k=at % 4, block_size=2)
             for index, prompt in enumerate(prompts):
                 engine.add_request(str(index), prompt, params[index])
             count = 0

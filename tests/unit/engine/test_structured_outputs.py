@@ -1,4 +1,5 @@
-"""Structured output through the engine: its exact law with every verifier, 200 schemas, illegal drafts, markers."""
+"""Structured output through the engine: its exact distribution with every verifier, 200 schemas, illegal drafts,
+markers."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.sampling.noise import Noise
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams, StructuredOutputs
 from outrider.scheduler.speculation import FixedSpeculation
 from outrider.verification.base import Proposal, VerifyResult
@@ -36,7 +37,8 @@ from tests.unit.engine.helpers import ScriptedDrafter, distance, drain, run, toy
 from tests.unit.sampling.byte_tokenizer import END_TOKEN, byte_tokenizer
 from tests.unit.sampling.toy_grammar import LetterGrammars
 
-# --- the law, exactly: letters a and b, and an end token --------------------------------------------------------
+# --- the distribution, exactly: letters a and b, and an end token
+# --------------------------------------------------------
 
 VOCAB, END = 3, 2
 REGEX = "ab?|ba{1,2}|bb"
@@ -46,13 +48,13 @@ WORDS = [
     for word in itertools.product(range(END), repeat=n)
     if re.fullmatch(REGEX, "".join("ab"[token] for token in word))
 ]
-LAW = random_table(VOCAB, seed=6, order=3)
+DISTRIBUTION = random_table(VOCAB, seed=6, order=3)
 DRAFT = random_table(VOCAB, seed=7, order=3)
 PROMPT = [0, 1, 0]
 
 
 def expected_strings(params: SamplingParams) -> dict[tuple[int, ...], float]:
-    """The target's law with the grammar, renormalised at every place; words end with the end token."""
+    """The target's distribution with the grammar, renormalised at every place; words end with the end token."""
     strings: dict[tuple[int, ...], float] = {}
 
     def go(out: tuple[int, ...], probability: float) -> None:
@@ -63,8 +65,10 @@ def expected_strings(params: SamplingParams) -> dict[tuple[int, ...], float]:
         following |= {END} if out in WORDS else set()
         row = np.full(VOCAB, -np.inf)
         for token in following:
-            row[token] = np.log(LAW((*PROMPT, *out)))[token]
-        probs = RequestLaw(params.model_copy(update={"structured_outputs": None}), [], vocab_size=VOCAB).probs(row, [])
+            row[token] = np.log(DISTRIBUTION((*PROMPT, *out)))[token]
+        probs = RequestSampler(params.model_copy(update={"structured_outputs": None}), [], vocab_size=VOCAB).probs(
+            row, []
+        )
         for token in following:
             if probs[token] > 0.0:
                 go((*out, token), probability * float(probs[token]))
@@ -90,7 +94,7 @@ def total_variation(
 ) -> float:
     def once(noise: EnumeratingNoise) -> tuple[int, ...]:
         engine = toy_engine(
-            LAW,
+            DISTRIBUTION,
             make(),
             vocab_size=VOCAB,
             k=k,
@@ -129,18 +133,18 @@ WAYS: dict[str, tuple[Callable[[], Drafter | None], Verification]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("keys", [{}, {"temperature": 0.6, "top_k": 2}, {"top_p": 0.7}, {"temperature": 0.0}], ids=str)
-def test_the_emitted_law_is_the_targets_within_the_grammar(way: str, keys: dict[str, Any]) -> None:
+def test_the_emitted_distribution_is_the_targets_within_the_grammar(way: str, keys: dict[str, Any]) -> None:
     make, method = WAYS[way]
     assert total_variation(make, params_of(**keys), verify_with=partial(verify, method=method)) < 1e-12
 
 
 def _drop_illegal_and_sample_afresh(
-    request: Request, proposal: Proposal, rows: Tensor, noise: Noise, law: RequestLaw
+    request: Request, proposal: Proposal, rows: Tensor, noise: Noise, sampler: RequestSampler
 ) -> VerifyResult:
     """The fault: a drawn draft that the grammar rules out is dropped and the target asked afresh."""
-    count = law.num_legal(request.token_ids, proposal.token_ids)
+    count = sampler.num_legal(request.token_ids, proposal.token_ids)
     probs = None if proposal.probs is None else proposal.probs[:count]
-    return verify(request, Proposal(proposal.token_ids[:count], probs), rows[: count + 1], noise, law)
+    return verify(request, Proposal(proposal.token_ids[:count], probs), rows[: count + 1], noise, sampler)
 
 
 class _Unmasked(DraftModelDrafter):
@@ -150,7 +154,7 @@ class _Unmasked(DraftModelDrafter):
         from dataclasses import replace
 
         plain = [
-            replace(entry, law=RequestLaw(SamplingParams(), entry.request.prompt_token_ids, vocab_size=VOCAB))
+            replace(entry, sampler=RequestSampler(SamplingParams(), entry.request.prompt_token_ids, vocab_size=VOCAB))
             for entry in batch
         ]
         return super().propose(plain)
@@ -188,16 +192,16 @@ BYTES = 272
 TOKENIZER = byte_tokenizer()
 
 
-def byte_law(context: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def byte_distribution(context: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
     rng = np.random.default_rng([len(context), *context[-2:]])
     weights = np.exp(2.0 * rng.standard_normal(BYTES))
     weights[[ord(letter) for letter in ' \n\t"}],']] *= [0.01, 0.01, 0.01, 30.0, 30.0, 30.0, 3.0]
-    law: np.ndarray[Any, np.dtype[np.float64]] = weights / weights.sum()
-    return law
+    distribution: np.ndarray[Any, np.dtype[np.float64]] = weights / weights.sum()
+    return distribution
 
 
 def byte_engine(drafter: Drafter | None, *, k: int = 3) -> Engine:
-    runner = ModelRunner(ToyModel(BYTES, byte_law), num_blocks=512, block_size=4)
+    runner = ModelRunner(ToyModel(BYTES, byte_distribution), num_blocks=512, block_size=4)
     return Engine(
         runner,
         drafter,
@@ -288,15 +292,15 @@ def test_a_grammar_that_begins_inside_a_block() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40, structured_outputs=wanted(regex="(yes|no)!", after="</x>"))
     script = b"thinking</x>yesyes!"
 
-    def scripted_law(context: tuple[int, ...]) -> Any:
-        law = np.full(BYTES, 1e-4)
+    def scripted_distribution(context: tuple[int, ...]) -> Any:
+        distribution = np.full(BYTES, 1e-4)
         place = len(context) - 2
-        law[script[place] if place < len(script) else END_TOKEN] = 1.0
-        return law / law.sum()
+        distribution[script[place] if place < len(script) else END_TOKEN] = 1.0
+        return distribution / distribution.sum()
 
     def answer(drafter: Drafter | None) -> tuple[str, int]:
         engine = byte_engine(drafter, k=8)
-        engine.runner.model = ToyModel(BYTES, scripted_law)
+        engine.runner.model = ToyModel(BYTES, scripted_distribution)
         (output,) = run(engine, [[1, 2]], params)
         return output.outputs[0].text, output.metrics.speculative_decoding.num_steps
 
@@ -314,13 +318,14 @@ NO_END = 'start: "q" ("a" loop | "c" "d")\nloop: "x" loop'
 
 
 def _favours(letter: str) -> Callable[[tuple[int, ...]], Any]:
-    law = np.full(BYTES, 1.0)
-    law[ord(letter)] = 9.0
-    return lambda context: law / law.sum()
+    distribution = np.full(BYTES, 1.0)
+    distribution[ord(letter)] = 9.0
+    return lambda context: distribution / distribution.sum()
 
 
 def test_drafts_into_a_dead_end_change_nothing() -> None:
-    """The draft model asks for the law behind the "a" that it favours; the target takes its "c" all the same."""
+    """The draft model asks for the distribution behind the "a" that it favours; the target takes its "c" all the
+    same."""
     params = SamplingParams(temperature=0.0, max_tokens=8, structured_outputs=wanted(grammar=NO_END))
     runner = ModelRunner(ToyModel(BYTES, _favours("a")), num_blocks=64, block_size=4)
     drafter = DraftModelDrafter(runner, target_vocab_size=BYTES, max_num_batched_tokens=64)

@@ -24,7 +24,7 @@ SCRIPT = [*TEXT.encode(), END_TOKEN]
 PROMPT = [1, 2]
 
 
-def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
     place = len(context) - len(PROMPT)
     weights = np.full(BYTES, 1e-5)
     weights[SCRIPT[min(place, len(SCRIPT) - 1)]] = 1.0
@@ -55,7 +55,7 @@ def _mostly_right(request: Request, max_tokens: int) -> Sequence[int]:
 def pieces(k: int, params: SamplingParams) -> tuple[list[str], Any, int]:
     """What each step added to the text, the completion, and how many steps brought several tokens."""
     engine = Engine(
-        ModelRunner(ToyModel(BYTES, law), num_blocks=64, block_size=4),
+        ModelRunner(ToyModel(BYTES, distribution), num_blocks=64, block_size=4),
         ScriptedDrafter(_mostly_right),
         KSchedule(lambda request: k),
         new_stream=Bytes,

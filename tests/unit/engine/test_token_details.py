@@ -1,4 +1,4 @@
-"""Details of tokens hold the laws that the toy models are made of, and asking for them changes no bit."""
+"""Details of tokens hold the distributions that the toy models are made of, and asking for them changes no bit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from outrider.drafters.base import DraftRequest, Proposal
 from outrider.outputs import CompletionOutput, RequestOutput, TokenDetail
-from outrider.sampling.law import law as law_of
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.probabilities import probabilities as probs_of
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams
-from tests.unit.engine.every_drafter import DRAFTERS, LAW, PROMPTS, VOCAB, blend, draft_model
+from tests.unit.engine.every_drafter import DISTRIBUTION, DRAFTERS, PROMPTS, VOCAB, blend, draft_model
 from tests.unit.engine.helpers import GREEDY, ScriptedDrafter, oracle, run, toy_engine
 from tests.unit.engine.test_parameters import ENDS
 
@@ -39,7 +39,7 @@ def emitted(outputs: list[RequestOutput]) -> list[Any]:
 def test_asking_changes_no_bit_and_every_token_has_its_detail(drafter: str, how: str) -> None:
     runs = []
     for wanted in (False, True):
-        engine = toy_engine(LAW, DRAFTERS[drafter](), vocab_size=VOCAB, end_token_ids=ENDS)
+        engine = toy_engine(DISTRIBUTION, DRAFTERS[drafter](), vocab_size=VOCAB, end_token_ids=ENDS)
         runs.append(run(engine, PROMPTS, SamplingParams(max_tokens=20, token_details=wanted, **HOWS[how])))
     assert emitted(runs[0]) == emitted(runs[1])
     assert all(out.outputs[0].details is None for out in runs[0])
@@ -61,14 +61,14 @@ def test_asking_changes_no_bit_and_every_token_has_its_detail(drafter: str, how:
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_drawn_drafts_tell_the_laws_of_target_and_draft(width: int) -> None:
+def test_drawn_drafts_tell_the_distributions_of_target_and_draft(width: int) -> None:
     params = SamplingParams(max_tokens=200, token_details=True)
-    engine = toy_engine(LAW, draft_model(tree_width=width), vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, draft_model(tree_width=width), vocab_size=VOCAB)
     (output,) = run(engine, [[1, 2]], params)
     context = tuple[int, ...]((1, 2))
     seen = set()
     for detail in details_of(output.outputs[0]):
-        target, draft = LAW(context), blend(context)
+        target, draft = DISTRIBUTION(context), blend(context)
         seen.add(detail.source)
         assert detail.target_prob == pytest.approx(target[detail.token_id])
         if detail.source == "accepted":
@@ -90,11 +90,11 @@ def test_drawn_drafts_tell_the_laws_of_target_and_draft(width: int) -> None:
 
 def test_point_masses_have_no_draft_probability_and_the_targets_as_their_chance() -> None:
     params = SamplingParams(max_tokens=60, seed=3, temperature=0.7, top_k=5, token_details=True)
-    engine = toy_engine(LAW, oracle(LAW, vocab_size=VOCAB), vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, oracle(DISTRIBUTION, vocab_size=VOCAB), vocab_size=VOCAB)
     (output,) = run(engine, [[1, 2]], params)
     context, sources = tuple[int, ...]((1, 2)), set()
     for detail in details_of(output.outputs[0]):
-        probs = law_of(np.log(LAW(context)), params)
+        probs = probs_of(np.log(DISTRIBUTION(context)), params)
         sources.add(detail.source)
         assert detail.draft_prob is None
         assert detail.target_prob == pytest.approx(probs[detail.token_id])
@@ -107,33 +107,35 @@ def test_point_masses_have_no_draft_probability_and_the_targets_as_their_chance(
     assert {"accepted", "recovered"} <= sources
 
 
-def test_a_law_that_depends_on_the_text_is_told_with_the_drafts_before_the_token() -> None:
+def test_a_distribution_that_depends_on_the_text_is_told_with_the_drafts_before_the_token() -> None:
     params = SamplingParams(max_tokens=60, seed=3, presence_penalty=1.5, frequency_penalty=0.3, token_details=True)
-    engine = toy_engine(LAW, oracle(LAW, vocab_size=VOCAB), vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, oracle(DISTRIBUTION, vocab_size=VOCAB), vocab_size=VOCAB)
     (output,) = run(engine, [[1, 2]], params)
-    context, law, late = tuple[int, ...]((1, 2)), RequestLaw(params, [1, 2], vocab_size=VOCAB), 0
+    context, sampler, late = tuple[int, ...]((1, 2)), RequestSampler(params, [1, 2], vocab_size=VOCAB), 0
     for detail in details_of(output.outputs[0]):
-        assert detail.target_prob == pytest.approx(law.probs(np.log(LAW(context)), context)[detail.token_id])
+        assert detail.target_prob == pytest.approx(
+            sampler.probs(np.log(DISTRIBUTION(context)), context)[detail.token_id]
+        )
         late += detail.position > 0
         context = (*context, detail.token_id)
     assert late > 5
 
 
 def test_greedy_tells_the_softmax_of_the_model_and_which_draft_was_wrong() -> None:
-    drafter = oracle(LAW, right=lambda request: 2, vocab_size=VOCAB)
+    drafter = oracle(DISTRIBUTION, right=lambda request: 2, vocab_size=VOCAB)
     (output,) = run(
-        toy_engine(LAW, drafter, vocab_size=VOCAB), [[1, 2]], GREEDY.model_copy(update={"token_details": True})
+        toy_engine(DISTRIBUTION, drafter, vocab_size=VOCAB), [[1, 2]], GREEDY.model_copy(update={"token_details": True})
     )
     context, recovered = tuple[int, ...]((1, 2)), 0
     for detail in details_of(output.outputs[0]):
-        assert detail.target_prob == pytest.approx(LAW(context)[detail.token_id])
+        assert detail.target_prob == pytest.approx(DISTRIBUTION(context)[detail.token_id])
         if detail.source == "accepted":
             assert detail.acceptance_prob == 1.0
         if detail.rejected is not None:
             recovered += 1
             assert detail.position == 2
             assert detail.rejected.token_id == (detail.token_id + 1) % VOCAB
-            assert detail.rejected.target_prob == pytest.approx(LAW(context)[detail.rejected.token_id])
+            assert detail.rejected.target_prob == pytest.approx(DISTRIBUTION(context)[detail.rejected.token_id])
         context = (*context, detail.token_id)
     assert recovered > 3
 
@@ -147,16 +149,16 @@ def test_estimates_of_a_retrieval_are_told_token_by_token() -> None:
             token_ids = tuple(self._choose(entry.request, entry.max_tokens))
             return Proposal(token_ids, chances=(0.8, 0.4, 0.3, 0.3)[: len(token_ids)])
 
-    drafter = Retrieval(oracle(LAW, vocab_size=VOCAB)._choose)
+    drafter = Retrieval(oracle(DISTRIBUTION, vocab_size=VOCAB)._choose)
     params = GREEDY.model_copy(update={"token_details": True, "max_tokens": 6})
-    (output,) = run(toy_engine(LAW, drafter, vocab_size=VOCAB), [[1, 2]], params)
+    (output,) = run(toy_engine(DISTRIBUTION, drafter, vocab_size=VOCAB), [[1, 2]], params)
     details = details_of(output.outputs[0])
     assert [detail.source for detail in details] == ["target", *["accepted"] * 4, "bonus"]
     assert [detail.draft_prob for detail in details] == [None, 0.8, 0.5, pytest.approx(0.75), 1.0, None]
 
 
 def test_pieces_of_a_stream_carry_the_details_of_their_tokens() -> None:
-    engine = toy_engine(LAW, draft_model(), vocab_size=VOCAB)
+    engine = toy_engine(DISTRIBUTION, draft_model(), vocab_size=VOCAB)
     engine.add_request("r", [1, 2], SamplingParams(max_tokens=9, token_details=True))
     pieces = []
     while engine.has_requests:

@@ -16,7 +16,7 @@ F64 = np.ones((2, 32))
 STRIDED = np.ones((2, 64), np.float32)[:, ::2]
 ROW = np.linspace(-1, 1, 8, dtype=np.float32)
 IDS = np.zeros(1, np.int64)
-LAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+DISTRIBUTION = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 
 
 def matrix() -> Any:
@@ -125,9 +125,13 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "of 64 bits",
     ),
     "KVCache: move": (lambda: native.KVCache([cache()], [cache()]).move([8], [0]), ValueError, "slot 8 is not below 8"),
-    "law: dtype": (lambda: native.law(ROW.astype(np.float16), **LAW), ValueError, "float32 or float64"),
-    "law: empty": (lambda: native.law(ROW[:0], **LAW), ValueError, "must not be empty"),
-    "law: shape": (lambda: native.law(F32, **LAW), TypeError, "incompatible"),
+    "distribution: dtype": (
+        lambda: native.probabilities(ROW.astype(np.float16), **DISTRIBUTION),
+        ValueError,
+        "float32 or float64",
+    ),
+    "distribution: empty": (lambda: native.probabilities(ROW[:0], **DISTRIBUTION), ValueError, "must not be empty"),
+    "distribution: shape": (lambda: native.probabilities(F32, **DISTRIBUTION), TypeError, "incompatible"),
     "token_report: token": (lambda: native.token_report(ROW, -1, 2), ValueError, "token id -1"),
     "draw: shape": (lambda: native.draw(F64, 3), TypeError, "incompatible"),
     "SuffixIndex: limit": (lambda: native.SuffixIndex(0), ValueError, "limit=0"),
@@ -155,7 +159,7 @@ def test_the_same_calls_without_the_fault_pass() -> None:
     assert attention().shape == (1, 2, 8)
     assert attention(tree=np.array([[0]]), tree_start=[0]).shape == (1, 2, 8)
     native.KVCache([cache()], [cache()]).move([7], [0])
-    native.law(ROW, **LAW)
+    native.probabilities(ROW, **DISTRIBUTION)
     native.token_report(ROW, 0, 2)
     index().propose_after([1], 2)
     assert native.linear(F32, [matrix()])[0].shape == (2, 2)

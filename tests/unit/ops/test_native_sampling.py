@@ -1,4 +1,5 @@
-"""The native law, draw and log-probabilities against NumPy's, which the rest of the tests hold to the definitions."""
+"""The native distribution, draw and log-probabilities against NumPy's, which the rest of the tests hold to the
+definitions."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.ops import native
-from outrider.sampling.law import greedy_token, law, numpy_law
 from outrider.sampling.logprobs import log_softmax, report, report_of_logits
 from outrider.sampling.noise import Purpose, Weights
+from outrider.sampling.probabilities import greedy_token, numpy_probabilities, probabilities
 from outrider.sampling.rng import KeyedNoise, numpy_draw
 from outrider.sampling_params import SamplingParams
 
@@ -52,10 +53,10 @@ ROWS = st.builds(
 
 @settings(max_examples=300)
 @given(ROWS, PARAMS)
-def test_laws_agree(row: Weights, params: SamplingParams) -> None:
+def test_distributions_agree(row: Weights, params: SamplingParams) -> None:
     if params.greedy:
         return
-    own, other = law(row, params), numpy_law(row, params)
+    own, other = probabilities(row, params), numpy_probabilities(row, params)
     assert own.dtype == np.float64
     assert np.array_equal(own > 1e-290, other > 1e-290), "another set of tokens is kept"
     assert np.allclose(own, other, rtol=1e-12, atol=1e-290)
@@ -67,40 +68,40 @@ def test_laws_agree(row: Weights, params: SamplingParams) -> None:
     [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 5000}, {"min_p": 0.02}, {"typical_p": 0.9}, {"typical_p": 0.1}],
     ids=str,
 )
-def test_laws_agree_on_a_large_vocabulary(keys: dict[str, Any], spread: float) -> None:
+def test_distributions_agree_on_a_large_vocabulary(keys: dict[str, Any], spread: float) -> None:
     row = row_of(1, 151_936, spread, 0.0, np.float32)
     params = SamplingParams(temperature=0.8, **keys)
-    assert np.allclose(law(row, params), numpy_law(row, params), rtol=1e-12, atol=0.0)
+    assert np.allclose(probabilities(row, params), numpy_probabilities(row, params), rtol=1e-12, atol=0.0)
 
 
 @settings(max_examples=200)
 @given(ROWS, st.integers(0, 2**32), st.sampled_from([1e-5, 1e-7, 1e-9, -1e-9, -1e-7, -1e-5]))
 def test_a_nucleus_that_hangs_on_the_last_digits_agrees(row: Weights, choice: int, off: float) -> None:
     """A mass just above or below what some number of tokens holds: a rough sum does not tell how many it takes."""
-    shares = np.sort(numpy_law(row, SamplingParams(temperature=0.8)))[::-1].cumsum()
+    shares = np.sort(numpy_probabilities(row, SamplingParams(temperature=0.8)))[::-1].cumsum()
     top_p = float(shares[choice % len(shares)] * (1.0 + off))
     if not 0.0 < top_p < 1.0:
         return
     params = SamplingParams(temperature=0.8, top_p=top_p)
-    assert np.array_equal(law(row, params) > 0.0, numpy_law(row, params) > 0.0)
+    assert np.array_equal(probabilities(row, params) > 0.0, numpy_probabilities(row, params) > 0.0)
 
 
 @pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
 def test_equal_tokens_are_cut_by_lowest_id(top_p: float) -> None:
-    probs = law(np.zeros(4), SamplingParams(temperature=1.0, top_p=top_p))
+    probs = probabilities(np.zeros(4), SamplingParams(temperature=1.0, top_p=top_p))
     assert np.flatnonzero(probs).tolist() == list(range(int(4 * top_p)))
 
 
-def test_a_law_depends_on_its_row_alone() -> None:
+def test_a_distribution_depends_on_its_row_alone() -> None:
     rows = np.stack([row_of(seed, 3000, 3.0, 0.2, np.float32) for seed in range(6)])
     params = SamplingParams(temperature=0.9, top_p=0.97)
-    alone = [law(row.copy(), params) for row in rows]
+    alone = [probabilities(row.copy(), params) for row in rows]
     for shift in range(6):
         for at in np.roll(np.arange(6), shift):
-            assert np.array_equal(law(rows[at], params), alone[at])
+            assert np.array_equal(probabilities(rows[at], params), alone[at])
     strided = np.empty((3000, 2), dtype=np.float32)
     strided[:, 0] = rows[0]
-    assert np.array_equal(law(strided[:, 0], params), alone[0]), "a row need not lie in one piece"
+    assert np.array_equal(probabilities(strided[:, 0], params), alone[0]), "a row need not lie in one piece"
 
 
 @settings(max_examples=300)
@@ -117,7 +118,7 @@ def test_draws_agree(seed: int, size: int, zeros: float, scale: float, position:
     assert noise.draw(weights, position, purpose) == numpy_draw(weights, noise.key(position, purpose, 0))
 
 
-def test_many_draws_from_a_flat_law_agree() -> None:
+def test_many_draws_from_a_flat_distribution_agree() -> None:
     """Where nearly every token comes close to winning, skipping logarithms must not skip the winner."""
     weights = np.ones(500)
     for position in range(2000):
@@ -167,8 +168,8 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     try:
         for threads in (1, 2, 5):
             library.set_num_threads(threads)
-            laws = [law(row, SamplingParams(temperature=0.8, **keys)).tobytes() for keys in wanted]
-            results.append((laws, report_of_logits(row, 9, 5)))
+            distributions = [probabilities(row, SamplingParams(temperature=0.8, **keys)).tobytes() for keys in wanted]
+            results.append((distributions, report_of_logits(row, 9, 5)))
     finally:
         library.set_num_threads(before)
     assert results[0] == results[1] == results[2]
@@ -178,9 +179,9 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     library, row = native.library(), np.zeros(4, dtype=np.float32)
     keys = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
     with pytest.raises(ValueError, match="must not be empty"):
-        library.law(row[:0], **keys)
+        library.probabilities(row[:0], **keys)
     with pytest.raises(ValueError, match="float32 or float64"):
-        library.law(row.astype(np.int64), **keys)
+        library.probabilities(row.astype(np.int64), **keys)
     for token_id in (-1, 4):
         with pytest.raises(ValueError, match=f"{token_id} is not below 4"):
             library.token_report(row, token_id, 2)

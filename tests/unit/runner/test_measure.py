@@ -1,4 +1,5 @@
-"""What passes cost, by a clock that the model itself moves: the table is its law, and the cache is left empty."""
+"""What passes cost, by a clock that the model itself moves: the table is its distribution, and the cache is left
+empty."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ class TimedModel(ToyModel):
     def __init__(self, base: float, per_row: float, per_attended: float = 0.0) -> None:
         super().__init__(4, random_table(4, seed=0))
         self.now = 0.0
-        self._law_of_time = base, per_row, per_attended
+        self._distribution_of_time = base, per_row, per_attended
         self.hiccup = 0
 
     def __call__(self) -> float:
         return self.now
 
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        base, per_row, per_attended = self._law_of_time
+        base, per_row, per_attended = self._distribution_of_time
         rows = len(batch.token_ids)
         cache.view(-1)[:] = 0  # the context before the timed rows was never written
         self.hiccup += 1
@@ -40,7 +41,7 @@ def runner_of(model: ToyModel, **sizes: Any) -> ModelRunner:
     return ModelRunner(model, **{"num_blocks": 100, "block_size": 16, **sizes})
 
 
-def test_the_table_is_the_law_of_time_whatever_hiccups() -> None:
+def test_the_table_is_the_distribution_of_time_whatever_hiccups() -> None:
     model = TimedModel(0.01, 0.001)
     runner = runner_of(model)
     costs = measure_passes(runner, seconds=3.0, clock=model)

@@ -1,4 +1,4 @@
-"""Draws that make no law against draws from the law, by the same noise."""
+"""Draws that make no distribution against draws from the distribution, by the same noise."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from outrider.ops import native
 from outrider.sampling.draw import draw_token
-from outrider.sampling.law import law, numpy_law
 from outrider.sampling.noise import Purpose, Weights
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.probabilities import numpy_probabilities, probabilities
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise, numpy_draw
 from outrider.sampling_params import SamplingParams
 
@@ -49,19 +49,19 @@ ROWS = st.builds(
 
 @settings(max_examples=300)
 @given(ROWS, PARAMS, st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**40))
-def test_a_draw_is_that_from_the_law(row: Weights, params: SamplingParams, seed: int, position: int) -> None:
+def test_a_draw_is_that_from_the_distribution(row: Weights, params: SamplingParams, seed: int, position: int) -> None:
     noise = KeyedNoise(seed).at_step(3)
     drawn = draw_token(row, params, noise, position)
-    assert drawn == noise.draw(law(row, params), position, Purpose.TARGET)
+    assert drawn == noise.draw(probabilities(row, params), position, Purpose.TARGET)
     if not params.greedy:
-        assert drawn == numpy_draw(numpy_law(row, params), noise.key(position, Purpose.TARGET))
+        assert drawn == numpy_draw(numpy_probabilities(row, params), noise.key(position, Purpose.TARGET))
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 1.0])
 @pytest.mark.parametrize("size", [129, 1000])
 def test_many_draws_from_rows_in_which_all_may_win(spread: float, size: int) -> None:
     row, params, noise = row_of(1, size, spread, 0.0, np.float32), SamplingParams(temperature=1.0), KeyedNoise(9)
-    probs = law(row, params)
+    probs = probabilities(row, params)
     for position in range(1500):
         assert draw_token(row, params, noise, position) == noise.draw(probs, position, Purpose.TARGET)
 
@@ -71,12 +71,12 @@ def test_draws_on_a_large_vocabulary(keys: dict[str, Any]) -> None:
     noise, params = KeyedNoise(4), SamplingParams(temperature=0.8, **keys)
     for spread in (0.5, 4.0):
         row = row_of(2, 151_936, spread, 0.0, np.float32)
-        probs = law(row, params)
+        probs = probabilities(row, params)
         for position in range(20):
             assert draw_token(row, params, noise, position) == noise.draw(probs, position, Purpose.TARGET)
 
 
-def test_tokens_come_as_often_as_the_law_says() -> None:
+def test_tokens_come_as_often_as_the_distribution_says() -> None:
     """20,000 draws over six tokens: Pearson's statistic stays below 29.9, its 99.999% point with 5 degrees."""
     row, params, noise = (
         np.array([1.0, 0.0, -np.inf, 2.0, 0.5, -1.0, 1.5]),
@@ -84,7 +84,7 @@ def test_tokens_come_as_often_as_the_law_says() -> None:
         KeyedNoise(5),
     )
     counts = np.bincount([draw_token(row, params, noise, position) for position in range(20_000)], minlength=7)
-    expected = 20_000 * law(row, params)
+    expected = 20_000 * probabilities(row, params)
     assert counts[2] == 0
     assert (((counts - expected) ** 2)[expected > 0] / expected[expected > 0]).sum() < 29.9
 
@@ -110,7 +110,7 @@ def test_rows_without_a_token_and_without_a_shape_are_refused() -> None:
         draw_token(np.zeros(3, dtype=np.int64), params, KeyedNoise(1), 0)
 
 
-def test_noise_of_another_kind_draws_from_the_law() -> None:
+def test_noise_of_another_kind_draws_from_the_distribution() -> None:
     class Last(KeyedNoise):
         def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
             return int(np.flatnonzero(weights)[-1])
@@ -122,10 +122,10 @@ def test_a_request_draws_by_its_edited_row() -> None:
     params = SamplingParams(
         temperature=0.9, logit_bias={3: 4.0}, repetition_penalty=1.5, allowed_token_ids=(1, 3, 5, 9)
     )
-    request_law, noise = RequestLaw(params, [1, 2], vocab_size=40), KeyedNoise(7)
+    request_sampler, noise = RequestSampler(params, [1, 2], vocab_size=40), KeyedNoise(7)
     row = row_of(8, 40, 2.0, 0.0, np.float32)
-    drawn = [request_law.draw(row, [1, 2, 5], [9], noise, position) for position in range(200)]
-    probs = request_law.probs(row, [1, 2, 5], [9])
+    drawn = [request_sampler.draw(row, [1, 2, 5], [9], noise, position) for position in range(200)]
+    probs = request_sampler.probs(row, [1, 2, 5], [9])
     assert drawn == [noise.draw(probs, position, Purpose.TARGET) for position in range(200)]
     assert len(set(drawn)) > 1
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.outputs import TokenLogprobs
 from outrider.sampling.logprobs import log_softmax, report
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams
 
 LOGITS = st.lists(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 1.5, 700.0]), min_size=1, max_size=20).filter(
@@ -52,15 +52,15 @@ def test_raw_ignores_every_parameter_and_processed_follows_them() -> None:
 
     def top(mode: str, **more: float) -> TokenLogprobs:
         params = SamplingParams(**{**settings, **more, "logprobs_mode": mode})  # type: ignore[arg-type]
-        law = RequestLaw(params, [0], vocab_size=4)
-        return law.report(row, 0, 4, [0])
+        sampler = RequestSampler(params, [0], vocab_size=4)
+        return sampler.report(row, 0, 4, [0])
 
     raw = top("raw")
     assert raw.top == tuple(enumerate(row.tolist()))
     processed = top("processed")
-    law = RequestLaw(SamplingParams(**settings), [0], vocab_size=4)  # type: ignore[arg-type]
+    sampler = RequestSampler(SamplingParams(**settings), [0], vocab_size=4)  # type: ignore[arg-type]
     assert [i for i, _ in processed.top] == [2, 0], "only what top-k leaves is there"
-    assert [math.exp(x) for _, x in processed.top] == pytest.approx(law.probs(row, [0])[[2, 0]].tolist())
+    assert [math.exp(x) for _, x in processed.top] == pytest.approx(sampler.probs(row, [0])[[2, 0]].tolist())
     greedy = top("processed", temperature=0.0)
     assert [i for i, _ in greedy.top] == [2, 0, 1, 3]
-    assert greedy.top == tuple((i, float(log_softmax(law.edited(row, [0]))[i])) for i in (2, 0, 1, 3))
+    assert greedy.top == tuple((i, float(log_softmax(sampler.edited(row, [0]))[i])) for i in (2, 0, 1, 3))

@@ -1,4 +1,4 @@
-"""Keyed noise: determinism, distinct keys, uniformity, and draws with the right law."""
+"""Keyed noise: determinism, distinct keys, uniformity, and draws with the right distribution."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_purposes_positions_and_seeds_are_pairwise_independent() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_draws_have_the_law_of_their_weights(dtype: str) -> None:
+def test_draws_have_the_distribution_of_their_weights(dtype: str) -> None:
     """G-test of 8,000 draws; false-alarm rate 1e-6, and the seed is fixed."""
     weights: Weights = np.array([0.0, 3.0, 0.5, 0.0, 1.5, 5.0], dtype=dtype)
     noise = KeyedNoise(4)
@@ -135,7 +135,7 @@ def test_index_of_weight_zero_is_never_drawn(seed: int, position: int, purpose: 
 def test_other_weights_do_not_touch_an_index_own_noise(
     seed: int, position: int, size: int, data: st.DataObject
 ) -> None:
-    """The winner still wins after any of the losers are struck out: what makes truncated laws share noise."""
+    """The winner still wins after any of the losers are struck out: what makes truncated distributions share noise."""
     weights = np.random.default_rng(size).random(size) + 0.01
     noise = KeyedNoise(seed)
     winner = noise.draw(weights, position, Purpose.TARGET)
@@ -156,7 +156,7 @@ def test_draw_does_not_depend_on_the_scale_of_the_weights(scale: float) -> None:
 @pytest.mark.parametrize(
     "weights", [[0.0, 0.0], [], [1.0, math.nan], [1.0, math.inf], [2.0, -1.0], [math.nan, math.nan]]
 )
-def test_weights_that_are_no_law_are_refused(weights: list[float]) -> None:
+def test_weights_that_are_no_distribution_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="weights must be non-negative with a positive finite sum"):
         KeyedNoise(0).draw(np.array(weights), 0, Purpose.TARGET)
 

@@ -140,7 +140,7 @@ def test_what_every_step_takes_beside_its_pass_makes_drafts_worth_more() -> None
     assert plan(speculation, drafts)[0].num_tokens == 1
 
 
-def test_a_sampled_row_costs_its_law_too() -> None:
+def test_a_sampled_row_costs_its_distribution_too() -> None:
     speculation = controller({1: 1.0, 16: 1.0})
     sampled = Request("s", (1,), SamplingParams(temperature=1.0), 0, 1000)
     assert plan(speculation, [retrieved(0.4, of=sampled)])[0].num_tokens == 1
@@ -148,7 +148,7 @@ def test_a_sampled_row_costs_its_law_too() -> None:
         speculation.observe_rows(sampled, 1, 1.0)
         speculation.observe_rows(sampled, 2, 2.0)
     assert plan(speculation, [retrieved(0.4, of=sampled)])[0].num_tokens == 0
-    assert plan(speculation, [retrieved(0.4)])[0].num_tokens == 1, "greedy rows cost no law"
+    assert plan(speculation, [retrieved(0.4)])[0].num_tokens == 1, "greedy rows cost no distribution"
 
 
 class Run:

@@ -12,7 +12,7 @@ from outrider.engine.async_engine import Load
 from outrider.server.metrics import Metrics
 from outrider.server.serving import Serving
 from outrider.server.settings import ServerSettings
-from tests.serving import LETTERS, TOY_CONFIG, TOY_LAW
+from tests.serving import LETTERS, TOY_CONFIG, TOY_DISTRIBUTION
 from tests.unit.engine.helpers import GREEDY, oracle, toy_engine
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana" / "outrider.json"
@@ -33,7 +33,9 @@ def samples(metrics: Metrics) -> Samples:
 def after_one_request() -> Samples:
     """One greedy request of 24 tokens; in each step all but the last of 4 drafts are right."""
     metrics = Metrics("toy", lambda: Load(2, 3, 0.5), lambda: 360)
-    engine = toy_engine(TOY_LAW, oracle(TOY_LAW, right=lambda _: 3, vocab_size=LETTERS), vocab_size=LETTERS)
+    engine = toy_engine(
+        TOY_DISTRIBUTION, oracle(TOY_DISTRIBUTION, right=lambda _: 3, vocab_size=LETTERS), vocab_size=LETTERS
+    )
     request = engine.add_request("r", [1, 2, 3], GREEDY)
     metrics.started(request, 0.25)
     while engine.has_requests:
@@ -73,7 +75,7 @@ def test_each_figure_is_counted_once() -> None:
 
 def test_servers_in_one_process_count_for_themselves() -> None:
     first, second = (Metrics("toy", lambda: Load(0, 0, 0.0)) for _ in range(2))
-    engine = toy_engine(TOY_LAW, None, vocab_size=LETTERS)
+    engine = toy_engine(TOY_DISTRIBUTION, None, vocab_size=LETTERS)
     first.started(engine.add_request("r", [1], GREEDY), 0.0)
     assert samples(first)["outrider:prompt_tokens_total", ""] == 1
     assert samples(second)["outrider:prompt_tokens_total", ""] == 0

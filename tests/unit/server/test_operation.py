@@ -22,7 +22,7 @@ from outrider.errors import ConfigError, ModelNotFoundError
 from outrider.server.logs import JsonLines
 from outrider.server.run import listen
 from outrider.server.settings import ServerSettings
-from tests.serving import TOY_CONFIG, TOY_LAW, RunningServer, running, toy_build, toy_server
+from tests.serving import TOY_CONFIG, TOY_DISTRIBUTION, RunningServer, running, toy_build, toy_server
 
 GUARDED = [
     ("POST", "/v1/chat/completions"),
@@ -41,19 +41,19 @@ ODD_PATHS = ("//health", "/health%2f", "/assets/../v1/models", "/assets/%2e%2e/v
 
 
 class Gate:
-    """A law that waits until the gate is opened."""
+    """A distribution that waits until the gate is opened."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
 
-    def law(self, context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(self, context: tuple[int, ...]) -> NDArray[np.float64]:
         assert self.opened.wait(30.0)
-        return TOY_LAW(context)
+        return TOY_DISTRIBUTION(context)
 
 
-def slow_law(context: tuple[int, ...]) -> NDArray[np.float64]:
+def slow_probabilities(context: tuple[int, ...]) -> NDArray[np.float64]:
     time.sleep(0.005)
-    return TOY_LAW(context)
+    return TOY_DISTRIBUTION(context)
 
 
 def raw_get(server: RunningServer, path: str, headers: str = "") -> str:
@@ -144,7 +144,7 @@ def test_request_ids_are_kept_if_they_are_harmless() -> None:
 
 def test_a_full_queue_is_a_429_with_retry_after() -> None:
     gate = Gate()
-    with toy_server(ServerSettings(max_waiting=1), gate.law, max_num_seqs=1) as server:
+    with toy_server(ServerSettings(max_waiting=1), gate.distribution, max_num_seqs=1) as server:
         with ThreadPoolExecutor(2) as pool:
             held = [pool.submit(server.complete, "a", max_tokens=2) for _ in range(2)]
             while server.engine.load.num_waiting < 1 or server.engine._num_live < 2:
@@ -160,7 +160,7 @@ def test_a_full_queue_is_a_429_with_retry_after() -> None:
 
 def test_health_says_503_while_loading_and_while_draining() -> None:
     gate = threading.Event()
-    build = toy_build(slow_law, k=0)
+    build = toy_build(slow_probabilities, k=0)
 
     def slowly(config: Any) -> ReadyEngine:
         assert gate.wait(30.0)
@@ -194,7 +194,7 @@ def test_health_says_503_while_loading_and_while_draining() -> None:
 
 
 def test_what_outlasts_the_grace_period_ends_with_an_error_in_the_stream() -> None:
-    with toy_server(ServerSettings(grace_s=0.0), slow_law, k=0) as server:
+    with toy_server(ServerSettings(grace_s=0.0), slow_probabilities, k=0) as server:
         body = {"prompt": "a", "max_tokens": 200, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
@@ -234,7 +234,7 @@ def test_an_engine_that_breaks_ends_requests_and_the_next_one_works() -> None:
 
 def test_pings_keep_a_waiting_stream_alive() -> None:
     gate = Gate()
-    with toy_server(ServerSettings(ping_s=0.02), gate.law) as server:
+    with toy_server(ServerSettings(ping_s=0.02), gate.distribution) as server:
         body = {"prompt": "a", "max_tokens": 2, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()

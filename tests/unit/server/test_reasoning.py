@@ -160,7 +160,7 @@ def thinking_server(
     tokenizer = Tokenizer(backend, chat_template=template)
     said = [ids[piece] for piece in script]
 
-    def law(context: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         end = len(context) - context[::-1].index(0) if 0 in context else len(context)
         place = max(0, len(context) - end - len(tokenizer.encode(opening)))
         probs = np.full(len(pieces), 1e-6)
@@ -170,8 +170,8 @@ def thinking_server(
 
     def build(_: EngineConfig) -> ReadyEngine:
         engine = Engine(
-            ModelRunner(ToyModel(len(pieces), law), num_blocks=512, block_size=4),
-            oracle(law, vocab_size=len(pieces)),
+            ModelRunner(ToyModel(len(pieces), distribution), num_blocks=512, block_size=4),
+            oracle(distribution, vocab_size=len(pieces)),
             FixedSpeculation(4),
             new_stream=tokenizer.stream,
             seed=0,

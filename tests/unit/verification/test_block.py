@@ -22,7 +22,8 @@ HALF = np.array([0.5, 0.5])
 
 
 def expected_accepted(case: Case) -> float:
-    """The sum over i of the expected p_i, drafts following the draft's law: by formula, products instead of logs."""
+    """The sum over i of the expected p_i, drafts following the draft's distribution: by formula, products instead of
+    logs."""
     target, draft = case.models()
     language = case.language if case.drafts_within_language else None
     drafting = replace(case, target_params=case.draft_params, language=language)
@@ -30,8 +31,8 @@ def expected_accepted(case: Case) -> float:
     def beyond(drafts: tuple[int, ...], reach: float) -> float:
         if len(drafts) == case.num_drafts:
             return 0.0
-        target_probs = case.oracle_law(target, PROMPT + drafts)
-        draft_probs = drafting.oracle_law(draft, PROMPT + drafts)
+        target_probs = case.oracle_probs(target, PROMPT + drafts)
+        draft_probs = drafting.oracle_probs(draft, PROMPT + drafts)
         total = 0.0
         for token_id in np.flatnonzero(draft_probs):
             next_reach = min(1.0, reach * float(target_probs[token_id] / draft_probs[token_id]))
@@ -78,17 +79,17 @@ def test_point_masses_and_nothing_go_to_the_standard_verifier(proposal: Proposal
         assert one == other
 
 
-def test_equal_laws_accept_everything_and_a_forbidden_draft_nothing_after_it() -> None:
+def test_equal_distributions_accept_everything_and_a_forbidden_draft_nothing_after_it() -> None:
     row = np.array([0.1, 0.2, 0.7])
     smallest, largest = FixedNoise(2.0**-53), FixedNoise(1.0 - 2.0**-53)
     assert verify_block(Proposal((0, 1, 2), (row,) * 3), lambda place: row, largest, 0).num_accepted == 3
     asked: list[int] = []
 
-    def target_law(place: int) -> Weights:
+    def target_probs_at(place: int) -> Weights:
         asked.append(place)
         return np.array([0.3, 0.7, 0.0]) if place == 1 else row
 
-    result = verify_block(Proposal((0, 2, 1), (row,) * 3), target_law, smallest, 0)
+    result = verify_block(Proposal((0, 2, 1), (row,) * 3), target_probs_at, smallest, 0)
     assert (result.num_accepted, result.source) == (1, "recovered")
     assert result.token_id != 2
     assert asked == [0, 1], "nothing after a token that the target rules out is looked at"
@@ -103,7 +104,7 @@ def test_a_long_unlikely_block_recovers_where_a_product_would_have_ended_at_zero
     assert result == VerifyResult(24, 0, "bonus")
 
 
-def test_the_replacement_has_the_law_of_the_formula() -> None:
+def test_the_replacement_has_the_distribution_of_the_formula() -> None:
     target = [np.array([0.2, 0.8]), np.array([0.3, 0.7]), HALF]
     draft = (np.array([0.5, 0.5]), np.array([0.9, 0.1]))
     # D_1 = (0.4 * 0.7 - 0.1)+ = 0.18, so h_1 = 0.18 / (0.18 + 0.6) = 0.23.

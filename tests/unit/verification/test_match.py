@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.audit.cases import TableModel
-from outrider.sampling.law import law
 from outrider.sampling.noise import Purpose
+from outrider.sampling.probabilities import probabilities
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import Proposal, VerifyResult
@@ -54,7 +54,7 @@ def test_seeded_output_equals_the_plain_run_for_any_proposals(
     prompt: Tokens = (0, 3)
     plain: Tokens = ()
     for position in range(len(prompt), len(prompt) + 12):
-        plain = (*plain, noise.draw(law(model.logits(prompt + plain), params), position, Purpose.TARGET))
+        plain = (*plain, noise.draw(probabilities(model.logits(prompt + plain), params), position, Purpose.TARGET))
 
     emitted: Tokens = ()
     for token_ids in proposals:
@@ -63,7 +63,7 @@ def test_seeded_output_equals_the_plain_run_for_any_proposals(
         drafts = (*plain[len(emitted) :][: len(token_ids)],) if sum(token_ids) % 2 else tuple(token_ids)
 
         def row(place: int, context: Tokens = context, drafts: Tokens = drafts) -> np.ndarray:
-            return np.asarray(law(model.logits(context + drafts[:place]), params))
+            return np.asarray(probabilities(model.logits(context + drafts[:place]), params))
 
         result = verify_match(drafts, sampled_tokens(row, noise, len(context)))
         emitted += (*drafts[: result.num_accepted], result.token_id)

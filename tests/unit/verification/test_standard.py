@@ -23,16 +23,16 @@ def table(model: TableModel) -> oracle.Table:
     return lambda context: np.exp(model.logits(context)) / np.exp(model.logits(context)).sum()
 
 
-def random_laws(seed: int, vocab_size: int, rows: int) -> np.ndarray:
+def random_distributions(seed: int, vocab_size: int, rows: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    laws = rng.dirichlet(np.full(vocab_size, 0.6), size=rows) * (rng.random((rows, vocab_size)) < 0.8)
-    laws[:, 0] += 0.01
-    return np.asarray(laws / laws.sum(axis=1, keepdims=True))
+    distributions = rng.dirichlet(np.full(vocab_size, 0.6), size=rows) * (rng.random((rows, vocab_size)) < 0.8)
+    distributions[:, 0] += 0.01
+    return np.asarray(distributions / distributions.sum(axis=1, keepdims=True))
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32), st.integers(2, 4), st.integers(0, 2), st.sampled_from([0.0, 0.4]))
-def test_number_accepted_and_tokens_have_the_law_of_the_formula(
+def test_number_accepted_and_tokens_have_the_distribution_of_the_formula(
     seed: int, vocab_size: int, num_drafts: int, zeros: float
 ) -> None:
     target = table(TableModel(vocab_size, seed, zeros=zeros))
@@ -50,13 +50,13 @@ def test_number_accepted_and_tokens_have_the_law_of_the_formula(
     found: dict[tuple[int, Tokens], float] = {}
     for probability, outcome in enumerate_outcomes(step):
         found[outcome] = found.get(outcome, 0.0) + probability
-    assert oracle.total_variation(found, oracle.step_law(target, draft, (), num_drafts)) < 1e-12
+    assert oracle.total_variation(found, oracle.step_distribution(target, draft, (), num_drafts)) < 1e-12
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 4))
 def test_acceptance_and_expected_tokens_of_independent_places(seed: int, vocab_size: int, num_drafts: int) -> None:
-    target_probs, draft_probs = random_laws(seed, vocab_size, 2)
+    target_probs, draft_probs = random_distributions(seed, vocab_size, 2)
     alpha = oracle.acceptance_probability(target_probs, draft_probs)
     accepting = 0.0
     for token_id in np.flatnonzero(draft_probs):
@@ -87,9 +87,9 @@ def test_point_mass_is_accepted_with_p_and_replaced_from_p_without_it(probs: tup
 
 @given(st.integers(0, 2**32), st.integers(2, 8))
 def test_residual_is_the_formula(seed: int, vocab_size: int) -> None:
-    target_probs, draft_probs = random_laws(seed, vocab_size, 2)
+    target_probs, draft_probs = random_distributions(seed, vocab_size, 2)
     weights = residual(target_probs, draft_probs)
-    assert np.allclose(weights / weights.sum(), oracle.residual_law(target_probs, draft_probs), atol=1e-14)
+    assert np.allclose(weights / weights.sum(), oracle.residual_probs(target_probs, draft_probs), atol=1e-14)
     assert np.array_equal(residual(target_probs, target_probs), target_probs)
 
 
@@ -126,12 +126,12 @@ def test_every_key_is_at_its_own_position_and_rows_are_asked_lazily() -> None:
             keys.append((position, purpose))
             return super().draw(weights, position, purpose)
 
-    def target_law(place: int) -> Weights:
+    def target_probs_at(place: int) -> Weights:
         asked.append(place)
         return even if place != 2 else np.array([0.9, 0.1])
 
     proposal = Proposal((0, 1, 1, 0), (even,) * 4)
-    assert verify_standard(proposal, target_law, Recording(0), 10) == VerifyResult(2, 0, "recovered")
+    assert verify_standard(proposal, target_probs_at, Recording(0), 10) == VerifyResult(2, 0, "recovered")
     assert asked == [0, 1, 2]
     assert keys == [(10, Purpose.ACCEPT), (11, Purpose.ACCEPT), (12, Purpose.ACCEPT), (12, Purpose.RECOVER)]
     keys.clear()

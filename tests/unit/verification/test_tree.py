@@ -28,7 +28,7 @@ VOCAB = 4
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[Proposal, list[Weights], list[Weights]]:
-    """A proposal with laws, and the target's and the draft's row after each node; zeros in either."""
+    """A proposal with distributions, and the target's and the draft's row after each node; zeros in either."""
     seed, with_replacement = draw(st.integers(0, 10**6)), draw(st.booleans())
     rng = np.random.default_rng(seed)
 
@@ -53,7 +53,7 @@ def trees(draw: st.DrawFn) -> tuple[Proposal, list[Weights], list[Weights]]:
     return proposal, target, drafts
 
 
-def law_of(verify: Callable[[Noise], VerifyResult]) -> Outcomes:
+def probs_of(verify: Callable[[Noise], VerifyResult]) -> Outcomes:
     found: Outcomes = {}
     for probability, result in enumerate_outcomes(verify):
         found[result.nodes, result.token_id] = found.get((result.nodes, result.token_id), 0.0) + probability
@@ -62,19 +62,21 @@ def law_of(verify: Callable[[Noise], VerifyResult]) -> Outcomes:
 
 @settings(max_examples=150)
 @given(trees())
-def test_each_rule_gives_the_oracles_law_on_any_tree(tree: tuple[Proposal, list[Weights], list[Weights]]) -> None:
+def test_each_rule_gives_the_oracles_distribution_on_any_tree(
+    tree: tuple[Proposal, list[Weights], list[Weights]],
+) -> None:
     proposal, target, drafts = tree
     check_proposal(proposal, VOCAB, 6)
     parents, token_ids, replacement = proposal.parents or (), proposal.token_ids, proposal.with_replacement
-    found = law_of(lambda noise: verify_traversal(proposal, target.__getitem__, noise, 3))
+    found = probs_of(lambda noise: verify_traversal(proposal, target.__getitem__, noise, 3))
     expected = traversal_outcomes(parents, token_ids, target, drafts, with_replacement=replacement)
     assert total_variation(found, expected) < 1e-12
-    found = law_of(lambda noise: verify_recursive(proposal, target.__getitem__, noise, 3))
+    found = probs_of(lambda noise: verify_recursive(proposal, target.__getitem__, noise, 3))
     expected = recursive_outcomes(parents, token_ids, target, drafts, with_replacement=replacement)
     assert total_variation(found, expected) < 1e-12
     if len(set(zip(parents, token_ids, strict=True))) == len(parents):
         masses = replace(proposal, probs=None)
-        found = law_of(lambda noise: verify_recursive(masses, target.__getitem__, noise, 3))
+        found = probs_of(lambda noise: verify_recursive(masses, target.__getitem__, noise, 3))
         expected = recursive_outcomes(parents, token_ids, target, None, with_replacement=False)
         assert total_variation(found, expected) < 1e-12
 
@@ -134,12 +136,12 @@ def test_what_the_target_rules_out_is_not_looked_at_further() -> None:
     row, sure = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.5, 0.5])
     asked: list[int] = []
 
-    def target_law(index: int) -> Weights:
+    def target_probs_at(index: int) -> Weights:
         asked.append(index)
         return row
 
     proposal = Proposal((2, 0, 1), (sure, row, row), parents=(-1, 0, 1))
-    result = verify_traversal(proposal, target_law, KeyedNoise(1), 0)
+    result = verify_traversal(proposal, target_probs_at, KeyedNoise(1), 0)
     assert result.nodes == ()
     assert asked == [0]
 

@@ -1,8 +1,8 @@
-"""The law of one request at any of its places: its parameters made ready once, and its history.
+"""The distribution of one request at any of its places: its parameters made ready once, and its history.
 
 Edits of a row of logits, always in this order: grammar, allowed and bad tokens, logit bias, penalties, min_tokens, the
-request's own processors; then ``law``. What depends on the tokens so far is evaluated for each place with the drafts
-before it, so a row's law is that of plain decoding, whoever asks: verifier, drafter, log-probabilities.
+request's own processors; then ``probabilities``. What depends on the tokens so far is evaluated for each place with the
+drafts before it, so a row's distribution is that of plain decoding, whoever asks: verifier, drafter, log-probabilities.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from outrider.outputs import TokenLogprobs
 from outrider.sampling.draw import draw_token
 from outrider.sampling.grammar import Grammar
 from outrider.sampling.history import History
-from outrider.sampling.law import greedy_token, law
 from outrider.sampling.logprobs import report, report_of_logits
 from outrider.sampling.noise import Noise, Weights
+from outrider.sampling.probabilities import greedy_token, probabilities
 from outrider.sampling_params import LogitsProcessor, SamplingParams
 
 
-class RequestLaw:
-    """From a row of logits and the tokens before it to the law of the next token.
+class RequestSampler:
+    """From a row of logits and the tokens before it to the distribution of the next token.
 
     ``edits`` says whether logits are changed before temperature; if not, a caller may use them as they are.
     """
@@ -77,12 +77,12 @@ class RequestLaw:
         )
 
     def probs(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
-        """The law [vocab] of the token after ``committed`` (prompt and output) and ``drafted``.
+        """The distribution [vocab] of the token after ``committed`` (prompt and output) and ``drafted``.
 
         Raises ``ValueError`` if ``logits`` [vocab] are not finite, if the edits rule out every token, or if a processor
         fails.
         """
-        return law(self.edited(logits, committed, drafted), self.params)
+        return probabilities(self.edited(logits, committed, drafted), self.params)
 
     def draw(
         self, logits: Weights, committed: Sequence[int], drafted: Sequence[int], noise: Noise, position: int
@@ -99,8 +99,8 @@ class RequestLaw:
     ) -> TokenLogprobs:
         """Log-probabilities there, as ``params.logprobs_mode`` wants them, of ``token_id`` and the most probable ones.
 
-        ``processed`` ones are those of ``probs``. A greedy law says nothing but which token comes, so greedy requests
-        get those of the edited logits. Raises as ``probs`` does.
+        ``processed`` ones are those of ``probs``. A greedy distribution says nothing but which token comes, so greedy
+        requests get those of the edited logits. Raises as ``probs`` does.
         """
         if self.params.logprobs_mode == "raw":
             return report_of_logits(logits, token_id, num_top)

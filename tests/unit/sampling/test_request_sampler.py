@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from outrider.errors import InvalidRequestError
 from outrider.sampling.noise import Weights
-from outrider.sampling.request_law import RequestLaw
+from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams
-from outrider.verification.oracle import edited_logits, processed_law
+from outrider.verification.oracle import edited_logits, processed_probs
 
 VOCAB = 6
 ENDS = frozenset({4, 5})
@@ -33,9 +33,9 @@ PARAMS = st.builds(
 
 
 def edited(params: SamplingParams, row: Weights, prompt: list[int], output: list[int], num_drafted: int) -> Weights:
-    law = RequestLaw(params, prompt, vocab_size=VOCAB, end_token_ids=ENDS)
+    sampler = RequestSampler(params, prompt, vocab_size=VOCAB, end_token_ids=ENDS)
     split = len(output) - min(num_drafted, len(output))
-    return law.edited(row, prompt + output[:split], output[split:])
+    return sampler.edited(row, prompt + output[:split], output[split:])
 
 
 @settings(max_examples=150)
@@ -56,8 +56,8 @@ def test_a_place_has_the_same_bits_whether_it_is_reached_by_drafts_or_by_steps(
     params: SamplingParams, prompt: list[int], output: list[int], seed: int
 ) -> None:
     rows = np.random.default_rng(seed).standard_normal((len(output) + 1, VOCAB))
-    drafted = RequestLaw(params, prompt, vocab_size=VOCAB, end_token_ids=ENDS)
-    stepped = RequestLaw(params, prompt, vocab_size=VOCAB, end_token_ids=ENDS)
+    drafted = RequestSampler(params, prompt, vocab_size=VOCAB, end_token_ids=ENDS)
+    stepped = RequestSampler(params, prompt, vocab_size=VOCAB, end_token_ids=ENDS)
     drafted.edited(rows[0], prompt, [(token + 1) % VOCAB for token in output])  # and back again
     for place, row in enumerate(rows):
         one = drafted.edited(row, prompt, output[:place])
@@ -68,18 +68,20 @@ def test_a_place_has_the_same_bits_whether_it_is_reached_by_drafts_or_by_steps(
 def test_probs_and_greedy_token_use_the_edited_row() -> None:
     row = np.array([3.0, 2.0, 1.0, 0.0, 0.0, 0.0])
     params = SamplingParams(temperature=0.7, top_k=2, bad_token_ids=((0,),))
-    law = RequestLaw(params, [1], vocab_size=VOCAB)
+    sampler = RequestSampler(params, [1], vocab_size=VOCAB)
     masked = np.where(np.arange(VOCAB) == 0, -np.inf, row)
-    assert np.allclose(law.probs(row, [1]), processed_law(masked, params))
-    assert law.greedy_token(row, [1]) == 1
-    assert law.edits
+    assert np.allclose(sampler.probs(row, [1]), processed_probs(masked, params))
+    assert sampler.greedy_token(row, [1]) == 1
+    assert sampler.edits
 
 
 def test_nothing_to_edit_leaves_the_very_row() -> None:
     row = np.zeros(VOCAB)
-    law = RequestLaw(SamplingParams(temperature=0.3, top_p=0.5, min_p=0.1), [1], vocab_size=VOCAB, end_token_ids=ENDS)
-    assert not law.edits
-    assert law.edited(row, [1]) is row
+    sampler = RequestSampler(
+        SamplingParams(temperature=0.3, top_p=0.5, min_p=0.1), [1], vocab_size=VOCAB, end_token_ids=ENDS
+    )
+    assert not sampler.edits
+    assert sampler.edited(row, [1]) is row
 
 
 def test_order_of_the_edits() -> None:
@@ -108,8 +110,8 @@ def test_a_bad_sequence_is_found_across_prompt_output_and_drafts() -> None:
 
 
 def test_words_are_ruled_out_beside_ids() -> None:
-    law = RequestLaw(SamplingParams(bad_token_ids=((0,),)), [1], vocab_size=VOCAB, bad_sequences=[[2], [1, 3]])
-    assert np.flatnonzero(np.isneginf(law.edited(np.zeros(VOCAB), [1]))).tolist() == [0, 2, 3]
+    sampler = RequestSampler(SamplingParams(bad_token_ids=((0,),)), [1], vocab_size=VOCAB, bad_sequences=[[2], [1, 3]])
+    assert np.flatnonzero(np.isneginf(sampler.edited(np.zeros(VOCAB), [1]))).tolist() == [0, 2, 3]
 
 
 def test_processors_see_all_tokens_and_come_last() -> None:
@@ -121,9 +123,9 @@ def test_processors_see_all_tokens_and_come_last() -> None:
         return row
 
     params = SamplingParams(logits_processors=(processor, processor), logit_bias={1: 2.0})
-    law = RequestLaw(params, [3, 4], vocab_size=VOCAB)
+    sampler = RequestSampler(params, [3, 4], vocab_size=VOCAB)
     row = np.zeros(VOCAB)
-    assert law.edited(row, [3, 4, 5], [1]).tolist() == [9.0, 2.0, 0.0, 0.0, 0.0, 0.0]
+    assert sampler.edited(row, [3, 4, 5], [1]).tolist() == [9.0, 2.0, 0.0, 0.0, 0.0, 0.0]
     assert seen == [((3, 4, 5, 1), [0.0, 2.0, 0, 0, 0, 0]), ((3, 4, 5, 1), [9.0, 2.0, 0, 0, 0, 0])]
     assert not row.any()
 
@@ -142,16 +144,16 @@ def _raises(token_ids: tuple[int, ...], row: Weights) -> Weights:
     ],
 )
 def test_a_processor_that_fails_is_named(processor: Any, words: str) -> None:
-    law = RequestLaw(SamplingParams(logits_processors=(processor,)), [1], vocab_size=VOCAB)
+    sampler = RequestSampler(SamplingParams(logits_processors=(processor,)), [1], vocab_size=VOCAB)
     with pytest.raises(ValueError, match=words):
-        law.probs(np.ones(VOCAB), [1])
+        sampler.probs(np.ones(VOCAB), [1])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_broken_row_is_found_even_where_a_mask_would_hide_it(value: float) -> None:
-    law = RequestLaw(SamplingParams(temperature=0.0, allowed_token_ids=(1,)), [1], vocab_size=VOCAB)
+    sampler = RequestSampler(SamplingParams(temperature=0.0, allowed_token_ids=(1,)), [1], vocab_size=VOCAB)
     with pytest.raises(ValueError, match="not finite"):
-        law.greedy_token(np.array([value, 1.0, 0, 0, 0, 0]), [1])
+        sampler.greedy_token(np.array([value, 1.0, 0, 0, 0, 0]), [1])
 
 
 @pytest.mark.parametrize(
@@ -166,5 +168,5 @@ def test_a_broken_row_is_found_even_where_a_mask_would_hide_it(value: float) -> 
 )
 def test_what_can_not_be_served_is_refused(settings: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
-        RequestLaw(SamplingParams(**settings), [1], vocab_size=VOCAB, end_token_ids=ENDS)
+        RequestSampler(SamplingParams(**settings), [1], vocab_size=VOCAB, end_token_ids=ENDS)
     assert caught.value.param == param

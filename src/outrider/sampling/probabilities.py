@@ -1,7 +1,7 @@
 """The only place where logits become probabilities: for plain sampling, verifiers and drafters alike.
 
 Stages, always in this order: temperature, top-k, top-p, min-p, typical. What edits logits comes before them, in
-request_law.py. A row's result is a function of that row alone, bit for bit. Knows nothing about requests, models or
+request_sampler.py. A row's result is a function of that row alone, bit for bit. Knows nothing about requests, models or
 randomness.
 """
 
@@ -58,7 +58,7 @@ def not_finite(logits: Weights) -> ValueError:
     return ValueError(f"logits are not finite: {value!r} at token id {token_id}")
 
 
-def law(logits: Weights, params: SamplingParams) -> Weights:
+def probabilities(logits: Weights, params: SamplingParams) -> Weights:
     """Probabilities [vocab] in float64 of the next token under ``params``, from float32 or float64 ``logits`` [vocab].
 
     temperature  logits / temperature; greedy parameters give a one-hot at the lowest id among the maxima
@@ -77,8 +77,8 @@ def law(logits: Weights, params: SamplingParams) -> Weights:
     if params.greedy:
         return _spread(greedy_token(row), 1.0, row.size)
     if native is None:
-        return numpy_law(row, params)
-    made = native.law(row, **native_options(params))
+        return numpy_probabilities(row, params)
+    made = native.probabilities(row, **native_options(params))
     if made is None:
         raise not_finite(logits)
     if isinstance(made, tuple):
@@ -89,7 +89,7 @@ def law(logits: Weights, params: SamplingParams) -> Weights:
 
 
 def native_options(params: SamplingParams) -> dict[str, Any]:
-    """The stages of ``law`` as the native routines take them."""
+    """The stages of ``probabilities`` as the native routines take them."""
     return {
         "temperature": params.temperature,
         "top_k": max(params.top_k, 0),
@@ -100,14 +100,15 @@ def native_options(params: SamplingParams) -> dict[str, Any]:
 
 
 def _spread(ids: int | NDArray[np.int64], weights: float | Weights, size: int) -> Weights:
-    """A law [size] that is ``weights`` at ``ids`` and zero elsewhere."""
+    """A distribution [size] that is ``weights`` at ``ids`` and zero elsewhere."""
     probs = np.zeros(size)
     probs[ids] = weights
     return probs
 
 
-def numpy_law(logits: Weights, params: SamplingParams) -> Weights:
-    """``law`` of parameters that are not greedy, in NumPy: where there are no native routines, and their oracle."""
+def numpy_probabilities(logits: Weights, params: SamplingParams) -> Weights:
+    """``probabilities`` of parameters that are not greedy, in NumPy: where there are no native routines, and their
+    oracle."""
     logits = logits.astype(np.float64)
     best = greedy_token(logits)
     # Temperature keeps the order, so top-k may look at the logits and spare the exponentials.
