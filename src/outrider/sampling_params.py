@@ -206,6 +206,10 @@ class SamplingParams(Strict):
         """False if this request turns speculation off."""
         return self.num_speculative_tokens != 0 and self.speculative_method != "off"
 
+    def ending_token_ids(self, end_token_ids: frozenset[int]) -> frozenset[int]:
+        """Every token that ends a request of a model with these ``end_token_ids``."""
+        return (frozenset() if self.ignore_eos else end_token_ids) | frozenset(self.stop_token_ids)
+
     @property
     def greedy(self) -> bool:
         """True when every token is the most probable one."""

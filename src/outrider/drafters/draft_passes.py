@@ -104,7 +104,9 @@ class DraftPasses:
         growing = list(drafts)
         while growing := [draft for draft in growing if not draft.done and self._has_room(draft)]:
             chunks = [draft.chunk() for draft in growing]
-            for draft, logits in zip(growing, self._runner.forward(chunks), strict=True):
+            for draft, logits in zip(
+                growing, [each.values for each in self._runner.forward(chunks).logits], strict=True
+            ):
                 draft.extend(logits)
 
     def _has_room(self, draft: GrowingDraft) -> bool:
@@ -125,7 +127,9 @@ class DraftPasses:
                     part = tokens[:budget]
                     chunks.append(Chunk(request_id, part, self._num_computed[request_id], num_logits=1))
                     budget -= len(part)
-            for chunk, logits in zip(chunks, self._runner.forward(chunks), strict=True):
+            for chunk, logits in zip(
+                chunks, [each.values for each in self._runner.forward(chunks).logits], strict=True
+            ):
                 self._num_computed[chunk.request_id] += len(chunk.token_ids)
                 pending[chunk.request_id] = pending[chunk.request_id][len(chunk.token_ids) :]
                 last[chunk.request_id] = logits

@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
-from outrider.config import EngineConfig, SpeculativeConfig, Verification
+from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.drafters.base import Drafter
-from outrider.drafters.build import build_drafter
+from outrider.drafters.build import Drafters, build_drafters
 from outrider.drafters.cross_vocab import CrossVocabDrafter
-from outrider.drafters.draft_model import Coupled, DraftModelDrafter
+from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engine.backends import build_model, resolve_device
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, EngineLimits, TextTools
 from outrider.engine.memory import MemoryPlan, plan_memory
 from outrider.engine.verify import verify
 from outrider.errors import ConfigError, VocabularyMismatchError
@@ -22,26 +22,19 @@ from outrider.models.base import CausalModel
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import Vocabulary
-from outrider.runner.measure import measure_passes
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
-from outrider.scheduler.adaptive import AdaptiveSpeculation, ModelDrafting
-from outrider.scheduler.costs import DraftCosts
-from outrider.scheduler.speculation import FixedSpeculation, SpeculationController
+from outrider.speculation.adaptive import AdaptivePolicy, ModelDrafting
+from outrider.speculation.costs import DraftCosts
+from outrider.speculation.measure import measure_passes
+from outrider.speculation.policy import FixedPolicy, Policy
+from outrider.speculation.speculator import Speculator
+from outrider.verification.registry import VERIFIERS
 
 logger = logging.getLogger(__name__)
 
 MEASURING_SECONDS = 1.0
 """About how long an engine that speculates takes at start to measure what passes of its target cost."""
-
-_COUPLED: dict[Verification, Coupled] = {
-    "auto": "seeded",
-    "coupled": "all",
-    "block": "none",
-    "traversal": "none",
-    "standard": "none",
-}
-"""Which requests' drafts the draft model draws with the target's own noise."""
 
 
 @dataclass(frozen=True)
@@ -77,22 +70,28 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
     draft_runner = None if draft is None else _runner(config, draft.model, memory)
     if draft is not None and draft_runner is not None:
         model_drafter = _model_drafter(config, opened, draft, draft_runner)
-    planner = partial(_planner, speculative, runner, draft_runner)
-    drafter = build_drafter(speculative, model_drafter, planner)
+    drafters = build_drafters(speculative, model_drafter)
+    speculator = Speculator(
+        drafters.retrieval,
+        drafters.model,
+        _policy(speculative, drafters, runner, draft_runner),
+        name=drafters.name,
+        model_max_tokens=drafters.model_max_tokens,
+    )
+    end_token_ids = frozenset(opened.config.eos_token_ids)
     engine = Engine(
         runner,
-        drafter,
-        FixedSpeculation(0) if drafter is None else drafter.planner,
-        new_stream=opened.tokenizer.stream,
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        end_token_ids=frozenset(opened.config.eos_token_ids),
-        grammars=GrammarCompiler(opened.tokenizer.backend.to_str, target.vocab_size, opened.config.eos_token_ids),
-        encode=partial(opened.tokenizer.encode, add_special_tokens=False),
+        speculator,
+        TextTools(
+            new_stream=opened.tokenizer.stream,
+            end_token_ids=end_token_ids,
+            encode=partial(opened.tokenizer.encode, add_special_tokens=False),
+            grammars=GrammarCompiler(opened.tokenizer.backend.to_str, target.vocab_size, end_token_ids),
+        ),
+        EngineLimits(max_model_len, config.max_num_seqs, config.max_num_batched_tokens),
         seed=config.seed,
-        speculation=_describe(speculative, drafter),
-        verify_with=partial(verify, method=speculative.verification),
+        speculation=_describe(speculative, speculator),
+        verify_with=partial(verify, verifier=VERIFIERS[speculative.verification]),
     )
     return ReadyEngine(engine, opened.tokenizer, opened.name, memory)
 
@@ -144,30 +143,29 @@ def _model_drafter(config: EngineConfig, target: OpenModel, draft: _Draft, runne
         runner,
         target_vocab_size=target.config.vocab_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        coupled=_COUPLED[speculative.verification],
+        coupled=VERIFIERS[speculative.verification].coupling,
         token_ids=draft.kept,
         tree_width=speculative.tree_width,
     )
 
 
-def _planner(
-    speculative: SpeculativeConfig,
-    runner: ModelRunner,
-    draft_runner: ModelRunner | None,
-    drafter: Drafter | None,
-    model_max_tokens: int,
-) -> SpeculationController:
-    """Who decides how much is drafted; measures what passes cost here, if that is to be weighed."""
+def _policy(
+    speculative: SpeculativeConfig, drafters: Drafters, runner: ModelRunner, draft_runner: ModelRunner | None
+) -> Policy:
+    """Who decides how much is drafted. Measures the costs of passes on this machine if the policy needs them."""
+    if not drafters.retrieval and drafters.model is None:
+        return FixedPolicy(0)
     if not speculative.adaptive:
-        return FixedSpeculation(speculative.num_speculative_tokens)
+        return FixedPolicy(speculative.num_speculative_tokens)
     model = None
-    if drafter is not None:
+    if drafters.model is not None:
         costs = DraftCosts()
         if draft_runner is not None:
             costs = DraftCosts(measure_passes(draft_runner, seconds=MEASURING_SECONDS / 2.0))
-        model = ModelDrafting(drafter.name, costs, model_max_tokens, tree=speculative.tree_width > 1)
+        tree = speculative.tree_width > 1
+        model = ModelDrafting(drafters.model.name, costs, drafters.model_max_tokens, tree=tree)
     passes = measure_passes(runner, seconds=MEASURING_SECONDS)
-    return AdaptiveSpeculation(passes, num_speculative_tokens=speculative.num_speculative_tokens, model=model)
+    return AdaptivePolicy(passes, num_speculative_tokens=speculative.num_speculative_tokens, model=model)
 
 
 def _cross_vocab_drafter(
@@ -180,7 +178,7 @@ def _cross_vocab_drafter(
         target_vocab_size=target.config.vocab_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
         algorithm=config.speculative.cross_vocab_algorithm,
-        coupled=_COUPLED[config.speculative.verification],
+        coupled=VERIFIERS[config.speculative.verification].coupling,
         token_ids=kept,
     )
     shared = drafter.shared
@@ -217,9 +215,9 @@ def check_same_vocabulary(target: OpenModel, draft: OpenModel) -> None:
         )
 
 
-def _describe(speculative: SpeculativeConfig, drafter: Drafter | None) -> str:
-    if drafter is not None:
-        return f"{drafter.name}, up to {speculative.num_speculative_tokens} tokens per step"
+def _describe(speculative: SpeculativeConfig, speculator: Speculator) -> str:
+    if speculator.active:
+        return f"{speculator.name}, up to {speculative.num_speculative_tokens} tokens per step"
     if speculative.num_speculative_tokens == 0:
         return "inactive: num_speculative_tokens=0"
     return "inactive: speculation is off"

@@ -5,15 +5,17 @@ Used alike for the target and for a draft model. Knows nothing about sampling or
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from outrider.kv_cache.manager import KVCacheManager
 from outrider.models.base import CausalModel
 from outrider.models.batch import ForwardBatch, TreePlaces
+from outrider.models.logits import Logits
 from outrider.verification.base import path_to
 
 
@@ -38,6 +40,15 @@ def tree_paths(parents: Sequence[int], start: int) -> list[list[int]]:
     return [[start + node for node in path_to(parents, last)] for last in range(len(parents))]
 
 
+@dataclass(frozen=True)
+class ForwardOutput:
+    """Of each chunk its logits and hidden states; seconds of the pass."""
+
+    logits: list[Logits]
+    hidden: list[Any]
+    seconds: float
+
+
 class ModelRunner:
     """A model, its paged cache, and the blocks of each request in it."""
 
@@ -46,14 +57,16 @@ class ModelRunner:
         self.kv = KVCacheManager(num_blocks, block_size, prefix_caching=prefix_caching)
         self._cache = model.new_cache(num_blocks, block_size)
 
-    def forward(self, chunks: Sequence[Chunk]) -> list[Tensor]:
-        """One pass over all chunks; returns each chunk's logits [num_logits, vocab].
+    def forward(self, chunks: Sequence[Chunk], capture: Sequence[int] = ()) -> ForwardOutput:
+        """One pass over all chunks.
 
         The slots of all tokens must have been allocated in ``kv``.
         """
+        begin = time.perf_counter()
         batch = self.build_batch(chunks)
         logits = self.model.forward(batch.to(self.model.device), self._cache)
-        return list(torch.split(logits, [chunk.num_logits for chunk in chunks]))
+        split = [Logits(each) for each in torch.split(logits, [chunk.num_logits for chunk in chunks])]
+        return ForwardOutput(split, [None] * len(split), time.perf_counter() - begin)
 
     def build_batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         """Flatten ``chunks``. Raises ``IntegrityError`` if a token has no slot."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from outrider.runner.model_runner import Chunk, ModelRunner
-from outrider.scheduler.costs import PassCosts
+from outrider.speculation.costs import PassCosts
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Where the time of a pass is taken; kernels work in tiles of rows, so the small numbers each matter."""

@@ -1,45 +1,54 @@
-"""What a forward pass costs, by how many rows it has and how much context they read. No tensors, no clock."""
+"""Seconds of a forward pass by its rows and the context that they read, and of what follows it. No clock."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
 _LEVEL_RATE = 0.2
 _SHAPE_RATE = 0.02
-SLOW = 0.05
-"""What one more observation weighs among those of the times beside the pass."""
-_LARGEST_SURPRISE = 0.5
-"""A pass that was interrupted took several times as long; more than this, as a logarithm, is not learnt from it."""
+OVERHEAD_RATE = 0.05
+"""Weight of a new observation in the decayed means of the times outside the pass."""
+_LARGEST_ERROR = 0.5
+"""An interrupted pass takes several times as long. Errors of a prediction, as logarithms, are cut off here."""
 
 
 @dataclass(frozen=True)
-class Load:
-    """A pass: its rows, the tokens of context that its requests hold, those summed over all rows; how many requests."""
+class PassLoad:
+    """What one pass holds.
+
+    rows      tokens fed, of all requests
+    context   tokens in the caches of its requests after the pass
+    attended  keys read, summed over all rows
+    requests  requests that take part
+    """
 
     rows: int = 0
     context: int = 0
     attended: int = 0
     requests: int = 0
 
-    def __add__(self, other: Load) -> Load:
-        return Load(
-            self.rows + other.rows,
-            self.context + other.context,
-            self.attended + other.attended,
-            self.requests + other.requests,
-        )
+    @classmethod
+    def of(cls, parts: Iterable[tuple[int, int]]) -> PassLoad:
+        """A pass over ``parts``, one for each request: tokens computed before, and rows in this pass."""
+        rows = context = attended = requests = 0
+        for computed, fed in parts:
+            rows += fed
+            context += computed + fed
+            attended += fed * (computed + fed) - fed * (fed - 1) // 2
+            requests += 1
+        return cls(rows, context, attended, requests)
 
 
 class PassCosts:
     """Seconds of a pass: ``level * (f(rows) + per_context * context + per_attended * attended)``.
 
-    f is measured at some numbers of rows, linear between them and beyond the last. The *level* follows whatever makes
-    all passes slower or faster, such as a neighbour on the machine, within a few passes; f itself, which decides how
-    many rows pay, moves slowly towards what is observed.
+    f is measured at some numbers of rows. It is linear between them and beyond the last. The *level* follows within a
+    few passes whatever makes all passes slower or faster, such as another process on the machine. f itself, which
+    decides how many rows pay, moves slowly towards the observed times.
     """
 
     def __init__(
@@ -55,38 +64,38 @@ class PassCosts:
         self._level = 1.0
         self._shape = self._monotone()
 
-    def seconds(self, load: Load) -> float:
-        """What one pass takes."""
+    def seconds(self, load: PassLoad) -> float:
+        """Seconds of one pass."""
         reading = self._per_context * load.context + self._per_attended * load.attended
         return self._level * (self._of_rows(load.rows) + reading)
 
-    def after(self, load: Load, most: int) -> list[float]:
-        """Seconds [most + 1] of ``load`` with 0, 1 … ``most`` rows more, each attending to a mean context."""
+    def with_more_rows(self, load: PassLoad, most: int) -> list[float]:
+        """Seconds [most + 1] of ``load`` with 0, 1 … ``most`` rows more, each of which reads a mean context."""
         per_row = self._per_attended * load.attended / max(load.rows, 1)
         reading = self._per_context * load.context + self._per_attended * load.attended
         return [self._level * (self._of_rows(load.rows + more) + reading + per_row * more) for more in range(most + 1)]
 
-    def observe(self, load: Load, seconds: float) -> None:
+    def observe(self, load: PassLoad, seconds: float) -> None:
         """Learn from a pass that took ``seconds``."""
         if load.rows < 1 or seconds <= 0.0:
             return
-        surprise = math.log(seconds / self.seconds(load))
-        surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        self._level *= math.exp(_LEVEL_RATE * surprise)
+        error = math.log(seconds / self.seconds(load))
+        error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
+        self._level *= math.exp(_LEVEL_RATE * error)
         high = min(bisect_left(self._rows, load.rows), len(self._rows) - 1)
         low = high if high == 0 or self._rows[high] <= load.rows else high - 1
         share = 0.0 if low == high else (load.rows - self._rows[low]) / (self._rows[high] - self._rows[low])
-        self._seconds[low] *= math.exp(_SHAPE_RATE * (1.0 - share) * surprise)
+        self._seconds[low] *= math.exp(_SHAPE_RATE * (1.0 - share) * error)
         if share:
-            self._seconds[high] *= math.exp(_SHAPE_RATE * share * surprise)
+            self._seconds[high] *= math.exp(_SHAPE_RATE * share * error)
         self._shape = self._monotone()
 
     def table(self) -> dict[int, float]:
-        """Seconds by rows, without context, as they are taken to be now."""
+        """Present estimate of seconds by rows, without context."""
         return {rows: self._level * seconds for rows, seconds in zip(self._rows, self._shape, strict=True)}
 
     def _monotone(self) -> list[float]:
-        """More rows never cost less; what was measured otherwise was noise."""
+        """More rows never cost less; a measurement that says otherwise is noise."""
         return list(accumulate(self._seconds, max))
 
     def _of_rows(self, rows: int) -> float:
@@ -109,33 +118,38 @@ class PassCosts:
 
 
 class DraftCosts:
-    """Seconds of one call of a drafter: a pass that makes good what it lacks, then one for each further level.
+    """Seconds of one round of a drafter with a model: a pass over what it has not computed, then one for each level.
 
-    Without ``passes`` each token is taken to cost the same; the level is learnt from the calls.
+    Without ``passes`` every token costs the same. The level is learnt from the rounds.
     """
 
     def __init__(self, passes: PassCosts | None = None) -> None:
-        self._passes = passes or PassCosts({1: 1e-3})
+        self.passes = passes or PassCosts({1: 1e-3})
         self._factor = 1.0
 
-    def seconds(self, requests: int, depth: int, behind: int, context: int = 0) -> float:
-        """``requests`` of ``context`` tokens in all, ``behind`` tokens not computed yet, ``depth`` tokens for each."""
+    def seconds(self, requests: int, depth: int, uncomputed: int, context: int = 0) -> float:
+        """Seconds for ``depth`` tokens for each of ``requests``.
+
+        The requests hold ``context`` tokens in all, of which the drafter has not computed ``uncomputed``.
+        """
         if not requests or not depth:
             return 0.0
-        first = self._passes.seconds(Load(requests + behind, context, context))
-        level = self._passes.seconds(Load(requests, context, context))
+        first = self.passes.seconds(PassLoad(requests + uncomputed, context, context))
+        level = self.passes.seconds(PassLoad(requests, context, context))
         return self._factor * (first + (depth - 1) * level)
 
     def observe(self, predicted: float, seconds: float) -> None:
-        """Learn from a call that took ``seconds`` where ``seconds()`` said ``predicted``."""
+        """Learn from a round that took ``seconds`` where ``seconds()`` gave ``predicted``."""
         if predicted > 0.0 and seconds > 0.0:
-            surprise = min(max(math.log(seconds / predicted), -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
-            self._factor *= math.exp(_LEVEL_RATE * surprise)
+            error = min(max(math.log(seconds / predicted), -_LARGEST_ERROR), _LARGEST_ERROR)
+            self._factor *= math.exp(_LEVEL_RATE * error)
 
 
 class RowCosts:
-    """Seconds after the pass (distribution, draws, verification, text) for a request: of its first row, and of each
-    further."""
+    """Seconds after the forward pass (probabilities, draws, verification, text) for one request.
+
+    ``first`` is the time for its first scored row, ``further`` for each further row.
+    """
 
     def __init__(self) -> None:
         self.first = 0.0
@@ -143,13 +157,15 @@ class RowCosts:
 
     @property
     def further(self) -> float:
-        """Until it is known, half of the first."""
+        """Half of ``first`` until it is known."""
         return 0.5 * self.first if self._further is None else self._further
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from so many rows of a request that took ``seconds`` after the pass."""
+        """Learn that ``rows`` rows of a request took ``seconds`` after the pass."""
         if rows == 1:
-            self.first = seconds if not self.first else self.first + SLOW * (seconds - self.first)
+            self.first = seconds if not self.first else self.first + OVERHEAD_RATE * (seconds - self.first)
         elif rows > 1 and self.first:
             further = max(seconds - self.first, 0.0) / (rows - 1)
-            self._further = further if self._further is None else self._further + SLOW * (further - self._further)
+            self._further = (
+                further if self._further is None else self._further + OVERHEAD_RATE * (further - self._further)
+            )
