@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 _LEVEL_RATE = 0.2
 _SHAPE_RATE = 0.02
@@ -89,6 +90,37 @@ class PassCosts:
         if share:
             self._seconds[high] *= math.exp(_SHAPE_RATE * share * error)
         self._shape = self._monotone()
+
+    def rescale(self, measured: Mapping[int, float], tolerance: float) -> bool:
+        """Take ``measured`` seconds by rows, without context, for the present level, if the table's shape holds.
+
+        False, with nothing changed, if the measured times relative to the table differ from each other by more than
+        ``tolerance``.
+        """
+        if not measured or min(measured.values()) <= 0.0:
+            return False
+        ratios = [seconds / self._of_rows(rows) for rows, seconds in measured.items()]
+        if max(ratios) > (1.0 + tolerance) * min(ratios):
+            return False
+        self._level = min(ratios)
+        return True
+
+    def to_dict(self) -> dict[str, object]:
+        """The table as JSON takes it, at its present level; ``from_dict`` reads it."""
+        return {
+            "seconds_by_rows": {str(rows): seconds for rows, seconds in self.table().items()},
+            "per_context": self._level * self._per_context,
+            "per_attended": self._level * self._per_attended,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PassCosts:
+        """The table that ``to_dict`` wrote. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else."""
+        table = {int(rows): float(seconds) for rows, seconds in values["seconds_by_rows"].items()}
+        contexts = float(values["per_context"]), float(values["per_attended"])
+        if not all(map(math.isfinite, (*table.values(), *contexts))):
+            raise ValueError("a time is not finite")
+        return cls(table, per_context=contexts[0], per_attended=contexts[1])
 
     def table(self) -> dict[int, float]:
         """Present estimate of seconds by rows, without context."""

@@ -255,7 +255,7 @@ def test_a_step_in_which_look_ups_are_paused_says_why() -> None:
         def budget(self, request: Request, steps_without_drafts: int) -> int:
             return 0 if steps_without_drafts == 2 else 4
 
-    drafter = ScriptedDrafter(lambda request, most: [])
+    drafter, policy = ScriptedDrafter(lambda request, most: []), Pausing(lambda request: 4)
     (output,) = run(toy_engine(DISTRIBUTION, Composite([drafter]), vocab_size=VOCAB, k=policy), [[1]], GREEDY)
     reasons = output.metrics.speculative_decoding.per_step_why
     assert reasons[:3] == [""] * 3, "the first step reads the prompt, in the next two nothing is found"
