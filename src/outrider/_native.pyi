@@ -148,8 +148,8 @@ def probabilities(
 ) -> NDArray[np.float64] | tuple[NDArray[np.int64], NDArray[np.float64]] | None:
     """Probabilities [vocab], or ids and their probabilities if a stage cuts tokens off.
 
-    ``logits`` [vocab] are float32
-    or float64. ``options`` are temperature, top_k, top_p, min_p, typical_p. None if a logit is NaN or +inf or all are -inf.
+    ``logits`` [vocab] are float32 or float64. ``options`` are temperature, top_k, top_p, min_p, typical_p. None if a
+    logit is NaN or +inf, or if all are -inf.
     """
 
 def draw_token(logits: Array, key: int, **options: float) -> int | None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from outrider.models.loader.cache import atomic_file
 from outrider.runner.model_runner import ModelRunner
 from outrider.speculation.costs import PassCosts
 from outrider.speculation.measure import measure_passes, pass_seconds
@@ -62,10 +61,7 @@ def _write(path: Path, costs: PassCosts, key: Mapping[str, object]) -> None:
     """Replace the file in one move, so that a reader never sees half of it."""
     text = json.dumps({**costs.to_dict(), "key": key}, default=str, indent=1)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
+        with atomic_file(path) as file:
+            file.write(text.encode())
     except OSError as error:
         logger.info("pass costs are not kept: %s", error)
