@@ -1,7 +1,7 @@
-"""The native routines of this folder, where they are built; NumPy does the same without them, several times slower.
+"""The native sampling routines; None if the native library is not built, and NumPy is used, several times slower.
 
-Within one process all distributions go one way, and so do all draws of the target's own token, so what a row gives does
-not depend on who asks.
+The choice is made once per process, because the two implementations round differently: every caller gets the same
+result for a row.
 """
 
 from __future__ import annotations
