@@ -1,4 +1,4 @@
-"""The memory in which K and V lie. Knows shapes, not who owns which block."""
+"""The memory of K and V. Knows shapes, but not which request owns which block."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import torch
 
 
 class KVStorage:
-    """K and V of all layers, each ``[num_blocks, block_size, num_kv_heads, head_dim]``.
-
-    The memory is zeroed by the operating system as it is first touched, so an unused block costs nothing.
-    """
+    """K and V of all layers, each ``[num_blocks, block_size, num_kv_heads, head_dim]``, initialised with zeros."""
 
     def __init__(
         self,
@@ -29,5 +26,5 @@ class KVStorage:
 
     @staticmethod
     def bytes_per_block(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes of one block over all layers, K and V together."""
+        """Bytes of one block over all layers, for K and V together."""
         return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
