@@ -102,7 +102,7 @@ class SpeculativeConfig(Strict):
             if method not in known and not _CLASS_NAME.fullmatch(method):
                 raise ValueError(f"must be one of {', '.join(known)}, or package.module:Class")
         elif missing_verb(method) is not None:
-            raise ValueError("must be a drafter: an object with the methods propose, observe and forget")
+            raise ValueError("must have the methods propose, observe and forget")
         return method
 
     @model_validator(mode="after")

@@ -61,7 +61,7 @@ class SuffixDrafter(DrafterDefaults):
         token_ids, _, chances, _ = self._texts.of(request).propose(entry.max_tokens, **self._options)
         if self._past is not None and self._past.size:
             tail = request.token_ids[-TAIL:]
-            others, _, promises, _ = self._past.propose_after(tail, entry.max_tokens, **self._options)
-            if sum(promises) > sum(chances):
-                token_ids, chances = others, promises
+            others, _, other_chances, _ = self._past.propose_after(tail, entry.max_tokens, **self._options)
+            if sum(other_chances) > sum(chances):
+                token_ids, chances = others, other_chances
         return Proposal(tuple(token_ids), chances=tuple(chances))
