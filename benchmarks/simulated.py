@@ -20,15 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 from benchmarks.never_slower import WORKLOADS, arms_of, load, prompts
-from torch import Tensor
 
 import outrider.engine.step as engine_step
 from outrider import LLM, SamplingParams
 from outrider.cli._report import environment, write_json
 from outrider.drafters.composite import CompositeDrafter
-from outrider.runner.model_runner import Chunk, ModelRunner
+from outrider.models.logits import ArrayLogits, Logits
+from outrider.runner.model_runner import Chunk, ForwardOutput, ModelRunner
 from outrider.scheduler.adaptive import AdaptiveSpeculation
 from outrider.scheduler.costs import Load, PassCosts
 
@@ -64,7 +64,7 @@ class Scripted:
         self.answers: dict[str, list[int]] = {}
         self._tables, self._clock, self._noise = tables, clock, noise
         self._chance = random.Random(7)
-        self._rows = torch.zeros(0, llm.engine.vocab_size)
+        self._rows = np.zeros((0, llm.engine.vocab_size), np.float32)
         self.engine.runner.forward = self._forward  # type: ignore[method-assign]
         judge = self.engine.verify
 
@@ -86,9 +86,9 @@ class Scripted:
     def _run_draft(self, runner: ModelRunner, table: PassCosts) -> None:
         forward = runner.forward
 
-        def timed(chunks: Sequence[Chunk]) -> list[Tensor]:
+        def timed(chunks: Sequence[Chunk], capture: Sequence[int] = ()) -> ForwardOutput:
             self._spend(table, chunks)
-            return forward(chunks)
+            return forward(chunks, capture)
 
         runner.forward = timed  # type: ignore[method-assign]
 
@@ -99,21 +99,22 @@ class Scripted:
             load += Load(rows, context, rows * context - rows * (rows - 1) // 2, 1)
         self._clock.now += table.seconds(load) * self._chance.lognormvariate(0.0, self._noise)
 
-    def _forward(self, chunks: Sequence[Chunk]) -> list[Tensor]:
+    def _forward(self, chunks: Sequence[Chunk], capture: Sequence[int] = ()) -> ForwardOutput:
         self._spend(self._tables.target, chunks)
         wanted = sum(chunk.num_logits for chunk in chunks)
         if wanted > len(self._rows):
-            self._rows = torch.zeros(wanted, self.engine.vocab_size)
-        logits, first = [], 0
+            self._rows = np.zeros((wanted, self.engine.vocab_size), np.float32)
+        logits, first = list[Logits](), 0
         for chunk in chunks:
-            rows = self._rows[first : first + chunk.num_logits].zero_()
+            rows = self._rows[first : first + chunk.num_logits]
+            rows[:] = 0.0
             first += chunk.num_logits
             known = self.answers[chunk.request_id]
             after = chunk.start + len(chunk.token_ids) - chunk.num_logits + 1
             for place, row in enumerate(rows, after):
                 row[known[place] if place < len(known) else 0] = 1.0
-            logits.append(rows)
-        return logits
+            logits.append(ArrayLogits(rows))
+        return ForwardOutput(logits, [None] * len(chunks), 0.0)
 
     def run(self, asked: list[list[int]], answers: list[list[int]]) -> tuple[float, Any]:
         """Tokens per simulated second of all requests together, their prompts cached; the first one's statistics."""

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, get_args
 
+from outrider import native
 from outrider.config import KnownMethod, SpeculativeConfig, missing_verb
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
@@ -13,7 +14,6 @@ from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
-from outrider.ops import native
 from outrider.scheduler.speculation import SpeculationController
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from outrider.ops.native import as_array
+from outrider.models.logits import Logits
 from outrider.outputs import TokenLogprobs
 from outrider.request import Request
 from outrider.sampling.logprobs import report_of_logits
@@ -14,7 +12,7 @@ from outrider.sampling.request_sampler import RequestSampler
 
 
 def output_logprobs(
-    request: Request, sampler: RequestSampler, token_ids: Sequence[int], rows: Tensor, nodes: Sequence[int]
+    request: Request, sampler: RequestSampler, token_ids: Sequence[int], rows: Logits, nodes: Sequence[int]
 ) -> list[TokenLogprobs]:
     """For each token that the step emits, by its row of ``rows`` [1 + drafts, vocab]; empty unless asked for.
 
@@ -25,7 +23,7 @@ def output_logprobs(
     if num_top is None:
         return []
     return [
-        sampler.report(as_array(rows[row]), token_id, num_top, request.token_ids, token_ids[:place])
+        sampler.report(rows.row(row), token_id, num_top, request.token_ids, token_ids[:place])
         for place, (row, token_id) in enumerate(zip((0, *(node + 1 for node in nodes)), token_ids, strict=False))
     ]
 
@@ -36,7 +34,7 @@ def num_prompt_rows(request: Request, num_tokens: int) -> int:
     return num_tokens if wanted and len(request.prompt_logprobs) < len(request.prompt_token_ids) else 0
 
 
-def record_prompt_logprobs(request: Request, rows: Tensor) -> None:
+def record_prompt_logprobs(request: Request, rows: Logits) -> None:
     """``rows`` [tokens, vocab] of the request's tokens from ``num_computed_tokens`` on, each scoring the next token.
 
     Tokens recorded before the request was preempted are passed over, as are output tokens.
@@ -47,4 +45,4 @@ def record_prompt_logprobs(request: Request, rows: Tensor) -> None:
     for row, index in enumerate(range(request.num_computed_tokens + 1, request.num_computed_tokens + 1 + len(rows))):
         if index == len(request.prompt_logprobs) and index < len(request.prompt_token_ids):
             token_id = request.prompt_token_ids[index]
-            request.prompt_logprobs.append(report_of_logits(as_array(rows[row]), token_id, num_top))
+            request.prompt_logprobs.append(report_of_logits(rows.row(row), token_id, num_top))

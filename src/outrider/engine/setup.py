@@ -6,8 +6,6 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from outrider.config import EngineConfig, SpeculativeConfig, Verification
 from outrider.drafters.base import Drafter
 from outrider.drafters.build import build_drafter
@@ -116,7 +114,7 @@ class _Draft:
     kept: list[int] | None
 
 
-def _open_draft(config: EngineConfig, target: OpenModel, device: torch.device) -> _Draft:
+def _open_draft(config: EngineConfig, target: OpenModel, device: str) -> _Draft:
     speculative = config.speculative
     if speculative.model is None:
         raise ConfigError(f"method={speculative.method!r} needs 'model'")

@@ -17,12 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.engine.logprobs import num_prompt_rows, output_logprobs, record_prompt_logprobs
 from outrider.engine.token_details import output_details
 from outrider.engine.verify import greedy_choices
+from outrider.models.logits import Logits
 from outrider.outputs import StreamPiece, TokenSource
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, tree_paths
@@ -51,7 +50,7 @@ def step(engine: Engine) -> list[tuple[Request, StreamPiece]]:
     chunks = [_chunk(grant, proposal) for grant, proposal in zip(grants, drafted, strict=True)]
     load, before_pass = _load(grants, drafted), time.perf_counter()
     try:
-        logits = engine.runner.forward(chunks)
+        logits = engine.runner.forward(chunks).logits
     except Exception as error:
         logger.exception("the target's forward pass failed")
         return [engine.fail(grant.request, f"the forward pass failed: {error}") for grant in grants]
@@ -67,7 +66,7 @@ def step(engine: Engine) -> list[tuple[Request, StreamPiece]]:
         if outcome is not None:
             outcomes.append(outcome)
         now = time.perf_counter()
-        engine.controller.observe_rows(grant.request, rows.shape[0], now - since)
+        engine.controller.observe_rows(grant.request, len(rows), now - since)
         since = now
     times = _StepTimes(before_pass - before_drafting, after_pass - before_pass, since - before_pass, since - begin)
     _account(engine, decoding, proposals, outcomes, load, times)
@@ -139,21 +138,21 @@ def _num_scored(grant: Grant, proposal: Proposal) -> int:
     return len(proposal) + 1 if grant.scores else 0
 
 
-def _scored_rows(grant: Grant, proposal: Proposal, rows: Tensor) -> Tensor:
+def _scored_rows(grant: Grant, proposal: Proposal, rows: Logits) -> Logits:
     """Of ``rows`` those that the verifier judges: [1 + drafts, vocab], or [0, vocab] inside a prompt."""
-    surplus = rows.shape[0] - _num_scored(grant, proposal)
+    surplus = len(rows) - _num_scored(grant, proposal)
     return rows[surplus:] if surplus else rows
 
 
 def _greedy_choices(
-    engine: Engine, grants: Sequence[Grant], drafted: Sequence[Proposal], logits: Sequence[Tensor]
+    engine: Engine, grants: Sequence[Grant], drafted: Sequence[Proposal], logits: Sequence[Logits]
 ) -> dict[str, list[int]]:
     scored = [(g, p, rows) for g, p, rows in zip(grants, drafted, logits, strict=True) if g.scores]
     return greedy_choices([(g.request, engine.sampler(g.request), _scored_rows(g, p, rows)) for g, p, rows in scored])
 
 
 def _advance(
-    engine: Engine, grant: Grant, proposal: Proposal, rows: Tensor, greedy_ids: Sequence[int]
+    engine: Engine, grant: Grant, proposal: Proposal, rows: Logits, greedy_ids: Sequence[int]
 ) -> tuple[Request, StreamPiece] | None:
     """Verify and commit one request; the last of ``rows`` are those that are judged."""
     request, tokens, nodes = grant.request, list[tuple[int, TokenSource]](), tuple[int, ...]()

@@ -10,9 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
-from outrider.ops.native import as_array
+from outrider.models.logits import Logits
 from outrider.outputs import RejectedDraft, TokenDetail, TokenSource
 from outrider.request import Request
 from outrider.sampling.logprobs import report_of_logits
@@ -26,7 +24,7 @@ def output_details(
     sampler: RequestSampler,
     proposal: Proposal,
     tokens: Sequence[tuple[int, TokenSource]],
-    rows: Tensor,
+    rows: Logits,
     nodes: Sequence[int],
     token_text: Callable[[int], str],
 ) -> list[TokenDetail]:
@@ -42,7 +40,7 @@ def output_details(
     details = []
     for place, (token_id, source) in enumerate(tokens):
         parent = nodes[place - 1] if place else -1
-        target_prob = _target_probs(request, sampler, as_array(rows[parent + 1]), emitted[:place])
+        target_prob = _target_probs(request, sampler, rows.row(parent + 1), emitted[:place])
         detail = TokenDetail(token_id, source, step, place, target_prob(token_id))
         tried = nodes[place] if source == "accepted" else _first_child(proposal, parent)
         if tried is not None:

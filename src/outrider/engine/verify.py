@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from outrider.config import Verification
-from outrider.ops import native
-from outrider.ops.native import as_array
+from outrider.models.logits import Logits
+from outrider.models.logits import greedy_ids as batched_greedy_ids
 from outrider.request import Request
 from outrider.sampling.noise import Noise, Weights
 from outrider.sampling.request_sampler import RequestSampler
@@ -18,13 +16,13 @@ from outrider.verification.standard import verify_standard
 from outrider.verification.tree import tokens_drawn_by, verify_recursive, verify_traversal, verify_tree_match
 
 
-def greedy_choices(rows: Sequence[tuple[Request, RequestSampler, Tensor]]) -> dict[str, list[int]]:
+def greedy_choices(rows: Sequence[tuple[Request, RequestSampler, Logits]]) -> dict[str, list[int]]:
     """The most probable token of each row [1 + drafts, vocab], by request, of those that need nothing else.
 
     All are found at once, which takes far less than one after another. Empty where logits are not finite.
     """
     chosen = [(request, logits) for request, sampler, logits in rows if _follows_argmax(request, sampler)]
-    found = native.greedy_ids([logits for _, logits in chosen]) if chosen else []
+    found = batched_greedy_ids([logits for _, logits in chosen]) if chosen else []
     return {request.request_id: ids for (request, _), ids in zip(chosen, found, strict=True)}
 
 
@@ -35,7 +33,7 @@ def _follows_argmax(request: Request, sampler: RequestSampler) -> bool:
 def verify(
     request: Request,
     proposal: Proposal,
-    logits: Tensor,
+    logits: Logits,
     noise: Noise,
     sampler: RequestSampler,
     *,
@@ -52,11 +50,11 @@ def verify(
     logits are not finite where they are needed.
     """
     if _follows_argmax(request, sampler):
-        (ids,) = (greedy_ids,) if greedy_ids else native.greedy_ids([logits])
+        ids = greedy_ids or logits.argmax()
         if not ids:
             raise ValueError("the target's logits are not finite (NaN or infinity); the model or its input is broken")
         return verify_tree_match(proposal, ids.__getitem__)
-    rows, position, drafted_before = as_array(logits), request.num_tokens, proposal.drafted_before
+    rows, position, drafted_before = logits.rows(slice(None)), request.num_tokens, proposal.drafted_before
     if request.params.greedy:
         return verify_tree_match(
             proposal, lambda row: sampler.greedy_token(rows[row], request.token_ids, drafted_before(row))

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.models.toy import random_table
 from outrider.request import Request
 from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.speculation import Choice, Draftable, SpeculationController
+from tests.toy import random_table
 from tests.unit.engine.helpers import GREEDY, oracle, run, toy_engine
 
 NOISE = KeyedNoise(0)

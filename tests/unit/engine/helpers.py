@@ -11,12 +11,12 @@ import numpy as np
 from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.engine.engine import Engine
-from outrider.models.toy import Distribution, ToyModel
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.speculation import FixedSpeculation, SpeculationController
+from tests.toy import Distribution, ToyModel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 

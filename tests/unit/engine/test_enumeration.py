@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from torch import Tensor
 
+from outrider import native
 from outrider.audit.enumerate import EnumeratingNoise
 from outrider.config import CrossVocabAlgorithm, Verification
 from outrider.drafters.base import Drafter, DraftRequest
@@ -23,10 +23,9 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.text_index import DraftLookUp
 from outrider.engine.engine import Verify
 from outrider.engine.verify import verify
+from outrider.models.logits import ArrayLogits, Logits
 from outrider.models.tokenizer import Tokenizer
-from outrider.models.toy import ToyModel, random_table
 from outrider.models.vocabulary import Vocabulary
-from outrider.ops import native
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.noise import Noise, Weights
@@ -34,6 +33,7 @@ from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
+from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import KSchedule, ScriptedDrafter, distance, run, toy_engine
 from tests.unit.models.other_vocabularies import spelled
 
@@ -290,7 +290,7 @@ def test_penalties_that_do_not_see_the_drafts_are_seen() -> None:
             return super().edited(logits, committed)
 
     def faulty(
-        request: Request, proposal: Proposal, logits: Tensor, noise: Noise, sampler: RequestSampler
+        request: Request, proposal: Proposal, logits: Logits, noise: Noise, sampler: RequestSampler
     ) -> VerifyResult:
         blind = Blind(request.params, request.prompt_token_ids, vocab_size=VOCAB)
         return verify(request, proposal, logits, noise, blind)
@@ -312,21 +312,21 @@ def test_the_distribution_holds_when_k_follows_what_was_emitted(name: str) -> No
 
 
 def _wrong_row(
-    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, sampler: RequestSampler
+    request: Request, proposal: Proposal, logits: Logits, noise: Noise, sampler: RequestSampler
 ) -> VerifyResult:
-    return verify(request, proposal, logits.roll(1, dims=0), noise, sampler)
+    return verify(request, proposal, ArrayLogits(np.roll(logits.rows(slice(None)), 1, axis=0)), noise, sampler)
 
 
 def _bonus_from_the_row_before(
-    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, sampler: RequestSampler
+    request: Request, proposal: Proposal, logits: Logits, noise: Noise, sampler: RequestSampler
 ) -> VerifyResult:
-    faulty = logits.clone()
-    faulty[-1] = logits[max(0, len(logits) - 2)]
-    return verify(request, proposal, faulty, noise, sampler)
+    faulty = logits.rows(slice(None)).copy()
+    faulty[-1] = logits.row(max(0, len(logits) - 2))
+    return verify(request, proposal, ArrayLogits(faulty), noise, sampler)
 
 
 def _accepts_everything(
-    request: Request, proposal: Proposal, logits: Tensor, noise: Noise, sampler: RequestSampler
+    request: Request, proposal: Proposal, logits: Logits, noise: Noise, sampler: RequestSampler
 ) -> VerifyResult:
     result = verify(request, Proposal(), logits[-1:], noise, sampler)
     return VerifyResult(len(proposal), result.token_id, "bonus")

@@ -14,13 +14,13 @@ from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
-from outrider.models.toy import ToyModel, random_table
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.adaptive import AdaptiveSpeculation, ModelDrafting
 from outrider.scheduler.costs import DraftCosts, PassCosts
 from outrider.scheduler.speculation import Choice, Draftable, SpeculationController
+from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import run, toy_engine
 
 VOCAB = 6

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from outrider.audit.enumerate import EnumeratingNoise
 from outrider.config import Verification
@@ -24,7 +23,7 @@ from outrider.drafters.draft_model import Coupled, DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.engine import Engine, Verify
 from outrider.engine.verify import verify
-from outrider.models.toy import ToyModel, random_table
+from outrider.models.logits import Logits
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
@@ -33,6 +32,7 @@ from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams, StructuredOutputs
 from outrider.scheduler.speculation import FixedSpeculation
 from outrider.verification.base import Proposal, VerifyResult
+from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import ScriptedDrafter, distance, drain, run, toy_engine
 from tests.unit.sampling.byte_tokenizer import END_TOKEN, byte_tokenizer
 from tests.unit.sampling.toy_grammar import LetterGrammars
@@ -139,7 +139,7 @@ def test_the_emitted_distribution_is_the_targets_within_the_grammar(way: str, ke
 
 
 def _drop_illegal_and_sample_afresh(
-    request: Request, proposal: Proposal, rows: Tensor, noise: Noise, sampler: RequestSampler
+    request: Request, proposal: Proposal, rows: Logits, noise: Noise, sampler: RequestSampler
 ) -> VerifyResult:
     """The fault: a drawn draft that the grammar rules out is dropped and the target asked afresh."""
     count = sampler.num_legal(request.token_ids, proposal.token_ids)

@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from outrider.engine.engine import Engine
-from outrider.models.toy import ToyModel
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
+from tests.toy import ToyModel
 from tests.unit.engine.helpers import KSchedule, ScriptedDrafter
 from tests.unit.sampling.byte_tokenizer import END_TOKEN, byte_tokenizer
 
