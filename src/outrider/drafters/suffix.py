@@ -8,11 +8,10 @@ agents, templates, conversations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from outrider import native
 from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
 from outrider.drafters.text_index import TAIL, TextIndexes
-from outrider.ops import native
 from outrider.request import Request
 
 
@@ -32,9 +31,9 @@ class SuffixDrafter(DrafterDefaults):
 
         Raises ``ConfigError`` where the native library is not built.
         """
-        self._options = {"min_match": min_match, "floor": floor}
+        self._min_match, self._floor = min_match, floor
         self._texts = TextIndexes(max_text_tokens)
-        self._past: Any = native.library().SuffixIndex(cache_tokens) if cache_tokens else None
+        self._past = native.library.SuffixIndex(cache_tokens) if cache_tokens else None
 
     @property
     def nbytes(self) -> int:
@@ -57,10 +56,11 @@ class SuffixDrafter(DrafterDefaults):
 
     def _propose(self, entry: DraftRequest) -> Proposal:
         request = entry.request
-        token_ids, _, chances, _ = self._texts.of(request).propose(entry.max_tokens, **self._options)
+        most, least, floor = entry.max_tokens, self._min_match, self._floor
+        token_ids, _, chances, _ = self._texts.of(request).propose(most, min_match=least, floor=floor)
         if self._past is not None and self._past.size:
             tail = request.token_ids[-TAIL:]
-            others, _, promises, _ = self._past.propose_after(tail, entry.max_tokens, **self._options)
+            others, _, promises, _ = self._past.propose_after(tail, most, min_match=least, floor=floor)
             if sum(promises) > sum(chances):
                 token_ids, chances = others, promises
         return Proposal(tuple(token_ids), chances=tuple(chances))

@@ -6,9 +6,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
-from outrider import __version__
+from outrider import __version__, native
 from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.drafters.base import Drafter
 from outrider.drafters.build import Drafters, build_drafters
@@ -25,7 +23,6 @@ from outrider.models.loader.cache import cache_directory
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import Vocabulary
-from outrider.ops import native
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.speculation.adaptive import AdaptivePolicy, ModelDrafting
@@ -119,7 +116,7 @@ class _Draft:
     kept: list[int] | None
 
 
-def _open_draft(config: EngineConfig, target: OpenModel, device: torch.device) -> _Draft:
+def _open_draft(config: EngineConfig, target: OpenModel, device: str) -> _Draft:
     speculative = config.speculative
     if speculative.model is None:
         raise ConfigError(f"method={speculative.method!r} needs 'model'")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from outrider import native
 from outrider.outputs import TokenLogprobs
-from outrider.sampling.kernels import native
 from outrider.sampling.noise import Weights
 from outrider.sampling.probabilities import greedy_token, native_row, not_finite
 
@@ -19,9 +19,9 @@ def log_softmax(logits: Weights) -> Weights:
 
 def report_of_logits(logits: Weights, token_id: int, num_top: int) -> TokenLogprobs:
     """``report`` of the log-softmax of ``logits`` [vocab], float32 or float64, without making that."""
-    if native is None:
+    if not native.available():
         return report(log_softmax(logits.astype(np.float64)), token_id, num_top)
-    made = native.token_report(native_row(logits), token_id, num_top)
+    made = native.library.token_report(native_row(logits), token_id, num_top)
     if made is None:
         raise not_finite(logits)
     logprob, rank, top = made
