@@ -18,12 +18,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-import torch
-
 from outrider.cli._report import environment, write_json
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.native import NativeDecoder
-from outrider.ops.native import as_array
 from outrider.runner.model_runner import Chunk, ModelRunner
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.sampling.probabilities import probabilities
@@ -58,9 +55,9 @@ class Reader:
         while shared < min(len(tokens) - count, len(self._tokens)) and tokens[shared] == self._tokens[shared]:
             shared += 1
         chunk = Chunk("text", list(tokens[shared:]), shared, num_logits=count)
-        (rows,) = self._runner.forward([chunk])
+        (logits,) = self._runner.forward([chunk]).logits
         self._tokens = list(tokens)
-        return [probabilities(as_array(row), self._params) for row in rows]
+        return [probabilities(logits.row(row), self._params) for row in range(count)]
 
 
 @dataclass(frozen=True)
@@ -100,16 +97,16 @@ def models(arguments: argparse.Namespace) -> tuple[OpenModel, NativeDecoder, Nat
     """What was opened, the target, and the draft."""
     opened = open_model(arguments.model)
     weights = opened.packed_weights()
-    target = NativeDecoder(opened.config, weights, kv_dtype=torch.float16)
+    target = NativeDecoder(opened.config, weights)
     if arguments.draft_model is None:
         few = replace(opened.config, num_layers=arguments.layers)
-        return opened, target, NativeDecoder(few, weights, kv_dtype=torch.float16)
+        return opened, target, NativeDecoder(few, weights)
     other = open_model(arguments.draft_model)
     if opened.tokenizer.vocabulary_difference(other.tokenizer) is not None:
         raise SystemExit(f"draft model {other.name!r} has another vocabulary than {opened.name!r}; choose another")
     if other.config.vocab_size != opened.config.vocab_size:
         raise SystemExit(f"draft model {other.name!r} pads its vocabulary otherwise than {opened.name!r} does")
-    return opened, target, NativeDecoder(other.config, other.packed_weights(), kv_dtype=torch.float16)
+    return opened, target, NativeDecoder(other.config, other.packed_weights())
 
 
 def main() -> None:

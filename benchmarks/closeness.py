@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.cli._report import environment, write_json
 from outrider.models.base import CausalModel
-from outrider.models.decoder import Decoder
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.native import NativeDecoder
 from outrider.runner.model_runner import Chunk, ModelRunner
+from outrider.sampling.logprobs import log_softmax
+from outrider.torch_backend.decoder import load_decoder
 
 Logits = NDArray[np.float32]
 TEXT = """The lighthouse stood at the end of a long spit of sand, and for a hundred years it had warned ships away from
@@ -57,7 +57,7 @@ def logits_of(model: CausalModel, ids: list[int]) -> Logits:
     """Logits [len(ids), vocab] of every position, in one pass."""
     runner = ModelRunner(model, num_blocks=len(ids) // 16 + 1, block_size=16)
     runner.kv.allocate("text", len(ids))
-    return np.asarray(runner.forward([Chunk("text", ids, 0, num_logits=len(ids))])[0].numpy())
+    return runner.forward([Chunk("text", ids, 0, num_logits=len(ids))]).logits[0].rows(slice(None))
 
 
 def llama_cpp_logits(path: Path, ids: list[int]) -> Logits | None:
@@ -79,12 +79,12 @@ def llama_cpp_logits(path: Path, ids: list[int]) -> Logits | None:
 
 def compare(exact: Logits, other: Logits) -> dict[str, float]:
     """Mean and largest KL(exact || other) per token in nats, and the share of equal most probable tokens."""
-    p, q = (torch.log_softmax(torch.from_numpy(x).double(), dim=-1) for x in (exact, other))
-    divergence = (p.exp() * (p - q)).sum(-1)
+    p, q = (np.array([log_softmax(row.astype(np.float64)) for row in x]) for x in (exact, other))
+    divergence = (np.exp(p) * (p - q)).sum(-1)
     return {
         "mean_kl": float(divergence.mean()),
         "max_kl": float(divergence.max()),
-        "top1_agreement": float((p.argmax(-1) == q.argmax(-1)).double().mean()),
+        "top1_agreement": float((p.argmax(-1) == q.argmax(-1)).mean()),
     }
 
 
@@ -92,8 +92,8 @@ def engines(opened: OpenModel, ids: list[int]) -> dict[str, Logits | None]:
     """Each engine's logits; None for one that is not there."""
     packed = opened.packed_weights()
     return {
-        "outrider": logits_of(NativeDecoder(opened.config, packed, kv_dtype=torch.float16), ids),
-        "outrider, float32 KV": logits_of(NativeDecoder(opened.config, packed, kv_dtype=torch.float32), ids),
+        "outrider": logits_of(NativeDecoder(opened.config, packed), ids),
+        "outrider, float32 KV": logits_of(NativeDecoder(opened.config, packed, kv_dtype="float32"), ids),
         "llama.cpp": llama_cpp_logits(opened.source.path, ids),
     }
 
@@ -106,7 +106,7 @@ def main() -> None:
     arguments = parser.parse_args()
     opened = open_model(arguments.model)
     ids = opened.tokenizer.encode(TEXT)
-    exact = logits_of(Decoder(opened.config, opened.dense_weights(torch.float32), torch.device("cpu")), ids)
+    exact = logits_of(load_decoder(opened), ids)
     found: dict[str, Any] = {}
     for name, logits in engines(opened, ids).items():
         found[name] = "missing" if logits is None else compare(exact, logits)

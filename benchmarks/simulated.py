@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 from benchmarks.never_slower import WORKLOADS, arms_of, load, prompts
 
 import outrider.engine.step as engine_step
 from outrider import LLM, SamplingParams
 from outrider.cli._report import environment, write_json
 from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.models.logits import Logits
+from outrider.models.logits import ArrayLogits, Logits
 from outrider.runner.model_runner import Chunk, ForwardOutput, ModelRunner
 from outrider.speculation.adaptive import AdaptivePolicy
 from outrider.speculation.costs import PassCosts, PassLoad
@@ -64,7 +64,7 @@ class Scripted:
         self.answers: dict[str, list[int]] = {}
         self._tables, self._clock, self._noise = tables, clock, noise
         self._chance = random.Random(7)
-        self._rows = torch.zeros(0, llm.engine.vocab_size)
+        self._rows = np.zeros((0, llm.engine.vocab_size), np.float32)
         self.engine.runner.forward = self._forward  # type: ignore[method-assign]
         judge = self.engine.verify
 
@@ -100,17 +100,18 @@ class Scripted:
         seconds = self._spend(self._tables.target, chunks)
         wanted = sum(chunk.num_logits for chunk in chunks)
         if wanted > len(self._rows):
-            self._rows = torch.zeros(wanted, self.engine.vocab_size)
-        logits, first = [], 0
+            self._rows = np.zeros((wanted, self.engine.vocab_size), np.float32)
+        logits, first = list[Logits](), 0
         for chunk in chunks:
-            rows = self._rows[first : first + chunk.num_logits].zero_()
+            rows = self._rows[first : first + chunk.num_logits]
+            rows[:] = 0.0
             first += chunk.num_logits
             known = self.answers[chunk.request_id]
             after = chunk.start + len(chunk.token_ids) - chunk.num_logits + 1
             for place, row in enumerate(rows, after):
                 row[known[place] if place < len(known) else 0] = 1.0
-            logits.append(Logits(rows))
-        return ForwardOutput(logits, [None] * len(logits), seconds)
+            logits.append(ArrayLogits(rows))
+        return ForwardOutput(logits, [None] * len(chunks), seconds)
 
     def run(self, asked: list[list[int]], answers: list[list[int]]) -> tuple[float, Any]:
         """Tokens per simulated second of all requests together, their prompts cached; the first one's statistics."""

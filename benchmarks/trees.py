@@ -17,8 +17,6 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from outrider.bench.paired import paired_ratio
 from outrider.cli._report import environment, write_json
 from outrider.drafters.base import Drafter
@@ -76,7 +74,7 @@ def decoder(opened: OpenModel, quantization: str | None = None, layers: int | No
     """The model, or its first ``layers`` layers, on the native kernels."""
     weights = opened.packed_weights() if quantization is None else opened.packed_weights(quantization)
     config = opened.config if layers is None else replace(opened.config, num_layers=layers)
-    return NativeDecoder(config, weights, kv_dtype=torch.float16)
+    return NativeDecoder(config, weights)
 
 
 def arm(opened: OpenModel, target: NativeDecoder, draft: NativeDecoder | None, width: int, k: int, length: int) -> Arm:

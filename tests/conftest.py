@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from outrider.ops import native
+from outrider import native
 
 # The same examples in every run, and no deadline: a busy machine is not a fault.
 settings.register_profile("outrider", deadline=None, derandomize=True)
@@ -39,10 +39,10 @@ def gemma_path() -> Path:
     return path
 
 
-@pytest.fixture(params=native.library().available_variants() if native.available() else [])
+@pytest.fixture(params=native.library.available_variants() if native.available() else [])
 def variant(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each kernel variant that this processor can run, in turn."""
-    library = native.library()
+    library = native.library
     usual = library.variant()
     library.set_variant(request.param)
     yield request.param

@@ -20,7 +20,7 @@ def main() -> int:
         print(f"this would test {found}, not the library in {folder}", file=sys.stderr)
         return 2
     print(f"testing {found}")
-    return int(pytest.main(["tests/unit/ops", "-p", "no:cacheprovider"]))
+    return int(pytest.main(["tests/unit/csrc", "-p", "no:cacheprovider"]))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.memory import MemoryPlan
 from outrider.engine.setup import ReadyEngine, build_engine
 from outrider.models.tokenizer import Tokenizer
-from outrider.models.toy import Distribution, random_table
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.server.app import create_app
 from outrider.server.run import listen
 from outrider.server.serving import Ready, Serving
 from outrider.server.settings import ServerSettings
+from tests.toy import Distribution, random_table
 from tests.unit.engine.helpers import oracle, toy_engine
 
 LETTERS = 26

@@ -1,7 +1,7 @@
 """The native kernel library (C++, src/outrider/csrc): types for the checker.
 
-Arrays are C-contiguous, on the CPU; torch tensors and NumPy arrays both enter without a copy. bfloat16 is torch's own
-or NumPy uint16 of the same bits. A shape, type or value that does not fit raises ValueError or TypeError.
+Arrays are C-contiguous and enter without a copy. bfloat16 is uint16 of the same bits. A shape, type or value that does
+not fit raises ValueError or TypeError.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = Any  # NumPy array or torch tensor
+Array = NDArray[Any]
 
 class PackedMatrix:
     """A weight matrix [rows, cols] (out, in) in one of the packed formats."""
@@ -31,7 +31,7 @@ class PackedMatrix:
         """A matrix over packed bytes (uint8, aligned to 4), which it keeps alive and does not copy."""
 
 class KVCache:
-    """K and V of all layers, each [num_blocks, block_size, kv_heads, head_dim], float32 or bfloat16."""
+    """K and V of all layers, each [num_blocks, block_size, kv_heads, head_dim], float32 or float16."""
 
     def __init__(self, keys: Sequence[Array], values: Sequence[Array]) -> None: ...
     def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
@@ -74,16 +74,19 @@ class Model:
         block_tables: Array,
         logit_rows: Array,
         logits: Array,
-        hidden: Array | None = None,
+        *,
         tree: Array | None = None,
         tree_start: Sequence[int] | None = None,
+        capture: Sequence[int] = (),
+        hidden: Array | None = None,
     ) -> None:
         """Write the rows' K/V and fill ``logits`` [num_logits, rows of lm_head] float32.
 
         token_ids, positions, slot_mapping [rows] int64; block_tables [requests, max_blocks] int64; logit_rows
-        [num_logits] int64; hidden [rows, hidden] float32 receives the last layer's output before the final norm. A row
-        at position p >= tree_start[request] is a node of a tree: tree [rows, depth] int64 holds the places in the
-        request of its keys at the positions from tree_start to p. Every other row's position is its place.
+        [num_logits] int64. A row at position p >= tree_start[request] is a node of a tree: tree [rows, depth] int64
+        holds the places in the request of its keys at the positions from tree_start to p. Every other row's position is
+        its place. hidden [num_logits, len(capture), hidden] float32 receives the residual stream of the logits' rows at
+        the input of the layers in capture; the number of layers means the last one's output, before the final norm.
         """
 
 def pack_gguf(raw: Array, ggml_type: int, rows: int, cols: int, order: Array | None = None) -> PackedMatrix: ...

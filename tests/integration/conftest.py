@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.loader.packed import PackedWeights
@@ -27,10 +26,10 @@ def weights(opened: OpenModel) -> PackedWeights:
 
 @pytest.fixture(scope="session")
 def target(opened: OpenModel, weights: PackedWeights) -> NativeDecoder:
-    return NativeDecoder(opened.config, weights, kv_dtype=torch.float16)
+    return NativeDecoder(opened.config, weights)
 
 
 @pytest.fixture(scope="session")
 def draft(opened: OpenModel, weights: PackedWeights) -> NativeDecoder:
     """The target's first layers: a draft of the same vocabulary that is often wrong."""
-    return NativeDecoder(replace(opened.config, num_layers=FEW_LAYERS), weights, kv_dtype=torch.float16)
+    return NativeDecoder(replace(opened.config, num_layers=FEW_LAYERS), weights)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.models.decoder import Decoder
+from outrider import native
 from outrider.models.loader.load import OpenModel
 from outrider.models.native import NativeDecoder
-from outrider.ops import native
 from outrider.runner.model_runner import Chunk, ModelRunner
 from outrider.sampling_params import SamplingParams
+from outrider.torch_backend.decoder import Decoder, load_decoder
 from tests.integration.native_engines import DRAFTERS, PROMPTS, draft_model_of, engine_over, run
+from tests.loading import load_model, logits_of
 from tests.unit.engine.helpers import KSchedule
 
 pytestmark = [pytest.mark.model, pytest.mark.skipif(not native.available(), reason=native.describe())]
@@ -143,38 +144,34 @@ def test_several_tokens_on_a_filled_cache_are_the_bits_of_single_steps(
     runner = ModelRunner(target, num_blocks=8, block_size=16)
     assert runner.kv.allocate("x", len(ids))
     runner.forward([Chunk("x", ids[:start], 0, num_logits=1)])
-    singly = [runner.forward([Chunk("x", ids[i : i + 1], i, num_logits=1)])[0] for i in range(start, len(ids))]
+    singly = [
+        runner.forward([Chunk("x", ids[i : i + 1], i, num_logits=1)]).logits[0].row(0) for i in range(start, len(ids))
+    ]
     for count in (2, 3, 5, 8, 17):
-        (together,) = runner.forward([Chunk("x", ids[start : start + count], start, num_logits=count)])
-        assert np.array_equal(together.numpy(), torch.cat(singly[:count]).numpy()), f"{count} rows"
+        (together,) = runner.forward([Chunk("x", ids[start : start + count], start, num_logits=count)]).logits
+        assert np.array_equal(together.rows(slice(None)), np.array(singly[:count])), f"{count} rows"
 
 
 def test_logits_are_those_of_the_reference_up_to_eight_bit_activations(
     variant: str, target: NativeDecoder, opened: OpenModel
 ) -> None:
-    decoder = Decoder(opened.config, opened.dense_weights(torch.float32), torch.device("cpu"))
+    decoder = load_decoder(opened)
     errors, agreements = [], []
     for prompt in PROMPTS:  # one prompt's error is chance: 0.023 to 0.047 of the spread
         ids = opened.tokenizer.encode(prompt)
-        exact, packed = (_logits(model, ids) for model in (decoder, target))
-        errors.append(float((packed - exact).abs().mean() / exact.std()))
-        agreements.append(float((packed.argmax(-1) == exact.argmax(-1)).float().mean()))
+        exact, packed = (logits_of(model, ids) for model in (decoder, target))
+        errors.append(float(np.abs(packed - exact).mean() / exact.std()))
+        agreements.append(float((packed.argmax(-1) == exact.argmax(-1)).mean()))
     assert np.mean(errors) < 0.04, f"mean errors {errors} of the logits' spread"
     assert np.mean(agreements) >= 0.9
 
 
-def test_float32_weights_give_the_references_logits(variant: str, opened: OpenModel) -> None:
+def test_float32_weights_give_the_references_logits(variant: str, opened: OpenModel, smollm2_path: Path) -> None:
     ids = opened.tokenizer.encode(PROMPTS[1])
     few = replace(opened.config, num_layers=4)
-    decoder = Decoder(few, opened.dense_weights(torch.float32), torch.device("cpu"))
-    wide = NativeDecoder(few, opened.packed_weights("f32"), kv_dtype=torch.float32)
-    assert (_logits(decoder, ids) - _logits(wide, ids)).abs().max() < 2e-3
-
-
-def _logits(model: Decoder | NativeDecoder, ids: list[int]) -> torch.Tensor:
-    runner = ModelRunner(model, num_blocks=8, block_size=16)
-    assert runner.kv.allocate("x", len(ids))
-    return runner.forward([Chunk("x", ids, 0, num_logits=len(ids))])[0]
+    decoder = Decoder(few, load_model(str(smollm2_path)).weights, torch.device("cpu"))
+    wide = NativeDecoder(few, opened.packed_weights("f32"), kv_dtype="float32")
+    assert np.abs(logits_of(decoder, ids) - logits_of(wide, ids)).max() < 2e-3
 
 
 @pytest.mark.parametrize("seed", [None, 11])

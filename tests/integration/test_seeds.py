@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from outrider import native
 from outrider.drafters.base import Drafter
 from outrider.engine.engine import Engine
 from outrider.models.loader.load import OpenModel
 from outrider.models.native import NativeDecoder
-from outrider.ops import native
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
 from tests.integration.native_engines import DRAFTERS, PROMPTS, engine_over

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outrider import native
 from outrider.bench.paired import Ratio, paired_ratio
 from outrider.errors import ConfigError
+from outrider.extras import has_torch
 
 ROWS = tuple(range(1, 17))
 CACHE_TIMES = 4
@@ -24,7 +27,6 @@ SAMPLE_SECONDS = 0.02
 SETTLE_SECONDS = 0.03
 """Wait between kernels: torch's threads spin on for some milliseconds after their work."""
 ALIGNMENT = 64
-INT4_GROUP = 32
 
 Product = Callable[[int, int], object]
 """Called with (which of the matrices, rows)."""
@@ -73,7 +75,7 @@ class Kernel:
 
 @dataclass
 class KernelReport:
-    """Everything measured in one run. ``missing`` are kernels that this torch does not have, with the reason."""
+    """Everything measured in one run. ``missing`` are kernels of torch that are not here, with the reason."""
 
     size: int
     threads: int
@@ -132,38 +134,42 @@ def measure_kernels(
     Raises ``ConfigError`` for a format that there is not, a size that the formats cannot have, or an Outrider without
     its native library.
     """
-    try:
-        from outrider import _native
-    except ImportError as error:
-        raise ConfigError(f"the native kernels cannot be loaded ({error}); reinstall with: pip install .") from None
     import numpy as np
-    import torch
 
+    native.require()
     names = _check(size, formats)
-    _native.set_num_threads(threads)
-    torch.set_num_threads(threads)
+    native.library.set_num_threads(threads)
     length = CACHE_TIMES * (cache_bytes or last_level_cache_bytes()) + 4 * size * size
     report(f"filling {length / 1e6:.0f} MB")
     # Bytes 0x20 to 0x2f are positive, normal numbers as float16, bfloat16 and float32, and codes as anything else.
     buffer = np.random.default_rng(0).integers(0x20, 0x30, length, dtype=np.uint8)
     buffer = buffer[-buffer.ctypes.data % ALIGNMENT :]
-    result = KernelReport(size, threads, _native.variant(), len(buffer), tuple(rows))
+    result = KernelReport(size, threads, native.library.variant(), len(buffer), tuple(rows))
     result.kernels += [_native_kernel(name, size, buffer, max(rows)) for name in names]
-    with torch.inference_mode():
-        for name, make in _torch_kernels(size, buffer, max(rows)):
-            try:
-                kernel = make()
-                kernel.run(0, 1)
-                result.kernels.append(kernel)
-            except (AttributeError, RuntimeError, NotImplementedError) as error:
-                result.missing[name] = str(error).splitlines()[0]
-        for repeat in range(repeats):
-            report(f"round {repeat + 1} of {repeats}")
-            for kernel in result.kernels:
-                time.sleep(SETTLE_SECONDS)
-                kernel.read_rates[repeat] = _read_rate(_native.read_all, buffer)
-                _measure(kernel, repeat, rows)
+    if has_torch():
+        _add_torch_kernels(result, buffer)
+    else:
+        result.missing["torch"] = "torch is not installed; pip install 'outrider[torch]' measures its kernels too"
+    for repeat in range(repeats):
+        report(f"round {repeat + 1} of {repeats}")
+        for kernel in result.kernels:
+            time.sleep(SETTLE_SECONDS)
+            kernel.read_rates[repeat] = _read_rate(native.library.read_all, buffer)
+            _measure(kernel, repeat, rows)
     return result
+
+
+def _add_torch_kernels(result: KernelReport, buffer: Any) -> None:
+    """torch's own kernels over the same bytes; what this torch does not have is missing."""
+    from outrider.torch_backend.kernels import torch_kernels
+
+    weights = result.size * result.size
+    found = torch_kernels(result.size, result.threads, partial(_slices, buffer), max(result.rows))
+    for name, kernel in found:
+        if isinstance(kernel, str):
+            result.missing[name] = kernel
+        else:
+            result.kernels.append(Kernel(name, kernel.nbytes, weights, kernel.run, kernel.matrices))
 
 
 def last_level_cache_bytes() -> int:
@@ -177,7 +183,7 @@ def last_level_cache_bytes() -> int:
 
 
 def _check(size: int, formats: Sequence[str] | None) -> list[str]:
-    from outrider.ops.packing import BITS_PER_WEIGHT
+    from outrider.models.packing import BITS_PER_WEIGHT
 
     if size % 256:
         raise ConfigError(f"--size {size!r} is not a multiple of 256, which the K formats need")
@@ -219,66 +225,15 @@ def _slices(buffer: Any, nbytes: int) -> list[Any]:
 def _native_kernel(name: str, size: int, buffer: Any, most_rows: int) -> Kernel:
     import numpy as np
 
-    from outrider import _native
-    from outrider.ops.packing import BITS_PER_WEIGHT
+    from outrider.models.packing import BITS_PER_WEIGHT
 
     nbytes = round(BITS_PER_WEIGHT[name] * size * size / 8)
-    matrices = [_native.PackedMatrix.from_data(name, size, size, piece) for piece in _slices(buffer, nbytes)]
+    matrices = [native.library.PackedMatrix.from_data(name, size, size, piece) for piece in _slices(buffer, nbytes)]
     x = np.random.default_rng(1).standard_normal((most_rows, size), dtype=np.float32)
     return Kernel(
         name=name,
         nbytes=nbytes,
         weights=size * size,
-        run=lambda which, rows: _native.linear(x[:rows], [matrices[which]]),
+        run=lambda which, rows: native.library.linear(x[:rows], [matrices[which]]),
         matrices=len(matrices),
     )
-
-
-def _torch_kernels(size: int, buffer: Any, most_rows: int) -> Iterator[tuple[str, Callable[[], Kernel]]]:
-    """Name and maker of each of torch's kernels; making or running one may raise if this torch does not have it."""
-    import torch
-    from torch import Tensor
-    from torch.nn.functional import linear
-
-    x = torch.randn(most_rows, size, generator=torch.Generator().manual_seed(1))
-    whole = torch.from_numpy(buffer)
-
-    def pieces(nbytes: int, dtype: torch.dtype, *shape: int) -> list[Tensor]:
-        return [piece.view(dtype).view(*shape) for piece in _slices(whole, nbytes)]
-
-    def floats(name: str, dtype: torch.dtype) -> Kernel:
-        nbytes = dtype.itemsize * size * size
-        matrices, rows_of = pieces(nbytes, dtype, size, size), x.to(dtype)
-        return Kernel(
-            name, nbytes, size * size, lambda which, rows: linear(rows_of[:rows], matrices[which]), len(matrices)
-        )
-
-    def int8(name: str) -> Kernel:
-        matrices, rows_of = pieces(size * size, torch.int8, size, size), x.bfloat16()
-        scales = torch.full((size,), 0.01, dtype=torch.bfloat16)
-        product: Any = torch._weight_int8pack_mm
-        return Kernel(
-            name,
-            size * size + 2 * size,
-            size * size,
-            lambda which, rows: product(rows_of[:rows], matrices[which], scales),
-            len(matrices),
-        )
-
-    def int4(name: str) -> Kernel:
-        matrices, rows_of = pieces(size * size // 2, torch.uint8, size, size // 2), x.bfloat16()
-        # Scales and zeros of a matrix of their own for each, since they too are read from memory.
-        scales = [torch.full((size // INT4_GROUP, size, 2), 0.01, dtype=torch.bfloat16) for _ in matrices]
-        product: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
-        return Kernel(
-            name,
-            size * size // 2 + 4 * size * size // INT4_GROUP,
-            size * size,
-            lambda which, rows: product(rows_of[:rows], matrices[which], INT4_GROUP, scales[which]),
-            len(matrices),
-        )
-
-    yield "torch linear f32", lambda: floats("torch linear f32", torch.float32)
-    yield "torch linear bf16", lambda: floats("torch linear bf16", torch.bfloat16)
-    yield "torch int8pack", lambda: int8("torch int8pack")
-    yield "torch int4pack", lambda: int4("torch int4pack")

@@ -23,12 +23,11 @@ class Engine:
         self, model: str, threads: int, max_model_len: int, draft_model: str | None, settings: dict[str, Any]
     ) -> dict[str, Any]:
         """Load the target and its drafter; ``settings`` are ``EngineConfig``'s."""
-        import torch
-
-        from outrider import __version__
+        from outrider import __version__, native
         from outrider.llm import LLM
 
-        torch.set_num_threads(threads)
+        if native.available():
+            native.library.set_num_threads(threads)
         speculative = settings.pop("speculative")
         self._llm = LLM(model, speculative_config=speculative, max_num_seqs=1, max_model_len=max_model_len, **settings)
         self._held: list[int] = []  # the context whose keys and values ``forward`` keeps
@@ -64,8 +63,6 @@ class Engine:
 
     def forward(self, context: list[int], rows: list[int], count: int) -> float:
         """One pass of the target, as a verification of ``count - 1`` drafts makes it."""
-        import torch
-
         from outrider.runner.model_runner import Chunk
 
         runner = self._llm.engine.runner
@@ -77,8 +74,6 @@ class Engine:
             self._held = context
         begin = time.perf_counter()
         runner.forward([Chunk(_FORWARD, rows[:count], len(context), count)])
-        if runner.model.device.type == "cuda":
-            torch.cuda.synchronize(runner.model.device)
         return time.perf_counter() - begin
 
     def _drop_held(self) -> None:

@@ -34,19 +34,24 @@ def doctor(
 
 
 def _backend() -> dict[str, object]:
-    import torch
+    from outrider import native
+    from outrider.extras import has_torch
 
-    from outrider.ops import native
+    torch: dict[str, Any] = {"device_name": None, "threads": None, "cpu_capability": None}
+    why = "torch is not installed, and only it uses CUDA"
+    if has_torch():
+        from outrider.torch_backend.device import describe
 
-    cuda = torch.cuda.is_available()
+        torch = describe()
+        why = "torch sees no CUDA device" if torch["device_name"] is None else "a CUDA device was found"
+    cuda = torch["device_name"] is not None
+    without_native = "torch reference" if has_torch() else "none"
     return {
         "device": "cuda" if cuda else "cpu",
-        "device_name": torch.cuda.get_device_name(0) if cuda else None,
-        "operations": "torch reference" if cuda or not native.available() else "native",
+        "operations": "native" if native.available() and not cuda else without_native,
         "native": native.describe(),
-        "why": "a CUDA device was found" if cuda else "torch sees no CUDA device",
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "why": why,
+        **torch,
     }
 
 
@@ -68,9 +73,15 @@ def _models() -> dict[str, str | None]:
 
 
 def _problems(report: dict[str, Any]) -> list[str]:
+    from outrider.extras import TORCH
+
     problems = [
-        f"{name} is not installed; pip install {name}" for name, v in report["versions"].items() if v == "not installed"
+        f"{name} is not installed; pip install {name}"
+        for name, version in report["versions"].items()
+        if version == "not installed" and name not in TORCH
     ]
+    if report["backend"]["operations"] == "none":
+        problems.append(report["backend"]["native"])
     if report["cache"]["free_bytes"] < 1 << 30:
         problems.append(
             f"less than 1 GiB is free under {report['cache']['folder']}; set OUTRIDER_CACHE to another folder"
@@ -93,7 +104,8 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     table.add_row("device", f"{backend['device']} ({backend['why']})")
     table.add_row("operations", backend["operations"])
     table.add_row("native", backend["native"])
-    table.add_row("torch", f"{backend['threads']} threads, {backend['cpu_capability']}")
+    torch = f"{backend['threads']} threads, {backend['cpu_capability']}"
+    table.add_row("torch", torch if backend["threads"] else "not installed; pip install 'outrider[torch]' for CUDA")
     table.add_row("cache", f"{cache['folder']}, {cache['free_bytes'] / 2**30:.0f} GiB free")
     for alias, path in report["models"].items():
         table.add_row("model", f"{alias}: {path or f'not here; outrider pull {alias}'}")

@@ -117,7 +117,8 @@ void py_move(const PyCache& c, const std::vector<int64_t>& from, const std::vect
 void py_forward(Model& model, const PyCache& cache, const Ints1& token_ids, const Ints1& positions,
                 const Ints1& slot_mapping, const std::vector<int64_t>& query_start, const std::vector<int64_t>& seq_lens,
                 const Ints2& block_tables, const Ints1& logit_rows, const FloatsOut& logits,
-                const std::optional<FloatsOut>& hidden, const std::optional<Ints2>& tree, const std::optional<std::vector<int64_t>>& tree_start) {
+                const std::optional<Ints2>& tree, const std::optional<std::vector<int64_t>>& tree_start,
+                const std::vector<int64_t>& capture, const std::optional<FloatsOut3>& hidden) {
     Step s;
     s.rows = int64_t(token_ids.shape(0));
     s.num_logits = int64_t(logit_rows.shape(0));
@@ -130,9 +131,12 @@ void py_forward(Model& model, const PyCache& cache, const Ints1& token_ids, cons
     s.slot_mapping = slot_mapping.data();
     s.logit_rows = logit_rows.data();
     s.logits = logits.data();
+    if (capture.empty() == bool(hidden)) fail("capture and hidden come together");
     if (hidden) {
-        expect_size("rows of hidden", int64_t(hidden->shape(0)), s.rows);
-        expect_size("columns of hidden", int64_t(hidden->shape(1)), model.config().hidden);
+        expect_size("rows of hidden", int64_t(hidden->shape(0)), s.num_logits);
+        expect_size("layers of hidden", int64_t(hidden->shape(1)), int64_t(capture.size()));
+        expect_size("columns of hidden", int64_t(hidden->shape(2)), model.config().hidden);
+        s.capture = capture;
         s.hidden = hidden->data();
     }
     AttentionBatch& a = s.attention;
@@ -184,7 +188,9 @@ void bind_model(nb::module_& m) {
             "embed"_a, "lm_head"_a.none(), "final_norm"_a.noconvert(), "layers"_a, nb::kw_only(), "heads"_a, "kv_heads"_a,
             "head_dim"_a, "eps"_a, "attention_scale"_a, "embedding_scale"_a = 1.0f, "act"_a = "silu")
         .def("forward", &py_forward, "cache"_a, "token_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(), "query_start"_a,
-             "seq_lens"_a, "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "hidden"_a.noconvert() = nb::none(), "tree"_a.noconvert() = nb::none(), "tree_start"_a = nb::none());
+             "seq_lens"_a, "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(),
+             nb::kw_only(), "tree"_a.noconvert() = nb::none(), "tree_start"_a = nb::none(),
+             "capture"_a = std::vector<int64_t>(), "hidden"_a.noconvert() = nb::none());
 }
 
 }  // namespace outrider

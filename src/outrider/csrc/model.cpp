@@ -132,6 +132,9 @@ void Model::check(const Step& s, const Cache& cache) const {
     for (int64_t i = 0; i < s.num_logits; ++i)
         if (s.logit_rows[i] < 0 || s.logit_rows[i] >= s.rows)
             fail("logit row " + std::to_string(s.logit_rows[i]) + " is not below " + std::to_string(s.rows));
+    for (const int64_t layer : s.capture)
+        if (layer < 0 || layer > num_layers())
+            fail("captured layer " + std::to_string(layer) + " is not from 0 to " + std::to_string(num_layers()));
     check_requests(a, s.rows, cache.num_blocks);
 }
 
@@ -182,6 +185,16 @@ void Model::forward(Step& s, const Cache& cache) {
             k.rms_norm(y, post.data(), c.hidden, c.eps, y);
             k.add(hidden + row * c.hidden, y, c.hidden);
         };
+        // The residual stream as it enters a layer, copied for the rows that are scored.
+        const auto captured = [&](int64_t layer) {
+            for (size_t at = 0; at < s.capture.size(); ++at) {
+                if (s.capture[at] != layer) continue;
+                team.share(s.num_logits, 1, [&](int64_t i, int64_t) {
+                    float* to = s.hidden + (i * int64_t(s.capture.size()) + int64_t(at)) * c.hidden;
+                    std::copy_n(hidden + s.logit_rows[i] * c.hidden, c.hidden, to);
+                });
+            }
+        };
         const std::vector<float>* rope = nullptr;
         team.share(rows, 1, [&](int64_t r, int64_t) {
             unpack_row(embed_, s.token_ids[r], hidden + r * c.hidden);
@@ -201,6 +214,7 @@ void Model::forward(Step& s, const Cache& cache) {
                     angles[r * d + half + j] = std::sin(angle);
                 }
             });
+            captured(int64_t(i));
             const LinearJob in[3] = {{&l.q.matrix, qkv, qkv_dim, bias_of(l.q), false},
                                      {&l.k.matrix, qkv + q_dim, qkv_dim, bias_of(l.k), false},
                                      {&l.v.matrix, qkv + q_dim + kv_dim, qkv_dim, bias_of(l.v), false}};
@@ -249,8 +263,8 @@ void Model::forward(Step& s, const Cache& cache) {
         }
         team.share(rows, 1, [&](int64_t r, int64_t) {
             if (!layers_.empty()) add_normed(layers_.back().post_mlp_norm, gate + r * c.hidden, r);
-            if (s.hidden) std::copy_n(hidden + r * c.hidden, c.hidden, s.hidden + r * c.hidden);
         });
+        captured(num_layers());
         if (s.num_logits == 0) return;
         Rows last = normed;
         last.rows = s.num_logits;

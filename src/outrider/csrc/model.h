@@ -46,7 +46,9 @@ struct Step {
     const int64_t* logit_rows = nullptr;    // [num_logits]
     AttentionBatch attention;               // everything but what plan() fixes
     float* logits = nullptr;                // [num_logits, outputs]
-    float* hidden = nullptr;                // [rows, hidden] before the final norm, or null
+    // Layers, ascending or not, whose input is wanted; num_layers: the output of the last one, before the final norm.
+    std::vector<int64_t> capture;
+    float* hidden = nullptr;                // [num_logits, capture, hidden] receives them; null if capture is empty
 };
 
 // Throws std::invalid_argument when requests, lengths and block tables do not fit each other or the cache.

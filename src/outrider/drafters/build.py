@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from outrider import native
 from outrider.config import KnownMethod, SpeculativeConfig, missing_verb
 from outrider.drafters.base import Drafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
-from outrider.ops import native
 
 
 @dataclass(frozen=True)

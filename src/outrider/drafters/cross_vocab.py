@@ -14,7 +14,6 @@ from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from outrider.config import CrossVocabAlgorithm
 from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
@@ -23,6 +22,7 @@ from outrider.drafters.draft_model import is_point_mass
 from outrider.drafters.draft_passes import DraftPasses
 from outrider.drafters.draft_rows import DraftRows, first_choice
 from outrider.errors import VocabularyMismatchError
+from outrider.models.logits import Logits
 from outrider.models.retokenizer import Retokenizer
 from outrider.models.vocabulary import SharedTokens, Vocabulary, shared_tokens
 from outrider.request import Request
@@ -233,9 +233,9 @@ class _Texts:
     controls: dict[int, int]
     output_ids: NDArray[np.int64] | None
 
-    def argmax(self, logits: Tensor) -> int:
+    def argmax(self, logits: Logits) -> int:
         """The most probable draft token of ``logits`` [1, draft rows]."""
-        entry = first_choice(logits)
+        entry = first_choice(logits, 0)
         return entry if self.output_ids is None else int(self.output_ids[entry])
 
     def in_target_tokens(self, text: bytes, *, in_character: bool) -> list[int]:
@@ -290,7 +290,7 @@ class _TextChain:
         """The last draft."""
         return Chunk(self.request_id, self.draft_ids[-1:], self.num_places - 1, num_logits=1)
 
-    def extend(self, logits: Tensor) -> None:
+    def extend(self, logits: Logits) -> None:
         """One draft token more from ``logits`` [1, draft rows]."""
         draft_id, wanted = self.texts.argmax(logits), self.entry.max_tokens
         said = self.texts.own.bytes_of(draft_id)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from torch import Tensor
-
 from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.draft_rows import DraftRows
+from outrider.models.logits import Logits
 from outrider.runner.model_runner import Chunk
 from outrider.sampling.noise import Purpose, Weights
 
@@ -69,11 +68,11 @@ class DraftChain:
         start = self.context_len + len(self.token_ids) - 1
         return Chunk(self.request_id, read, start, num_logits=len(read))
 
-    def extend(self, logits: Tensor) -> None:
+    def extend(self, logits: Logits) -> None:
         """Tokens from ``logits`` [1 + guesses, draft vocab]: one more than there are guesses that came true."""
         guesses, self.guesses = self.guesses, ()
         for row in range(len(logits)):
-            self._append(logits[row : row + 1])
+            self._append(logits, row)
             if self.done or row == len(guesses) or self.token_ids[-1] != guesses[row]:
                 break
         left = self.entry.max_tokens - len(self.token_ids) - 1  # the last draft is not fed
@@ -81,20 +80,20 @@ class DraftChain:
             found = self.look_up(self.token_ids, left)
             self.guesses = tuple(takewhile(self.rows.__contains__, found))
 
-    def _append(self, logits: Tensor) -> None:
-        """One token more from ``logits`` [1, draft vocab]."""
+    def _append(self, logits: Logits, row: int) -> None:
+        """One token more from a row of ``logits``."""
         entry, request = self.entry, self.entry.request
         # Settled before anything is drawn here, so that ending the chain does not depend on what would be drawn.
-        self.stuck = self.rows.leaves(logits[0])
+        self.stuck = self.rows.leaves(logits, row)
         if self.stuck:
             return
         if request.params.greedy:
-            token_id = self.rows.greedy(entry, logits[0], self.token_ids)
+            token_id = self.rows.greedy(entry, logits, row, self.token_ids)
             self.stuck = token_id is None
             if token_id is not None:
                 self.token_ids.append(token_id)
             return
-        probs = self.rows.probs(entry, logits[0], self.token_ids)
+        probs = self.rows.probs(entry, logits, row, self.token_ids)
         self.stuck = probs is None
         if probs is None:
             return

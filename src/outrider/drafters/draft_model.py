@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from outrider import native
 from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
 from outrider.drafters.draft_chain import DraftChain
 from outrider.drafters.draft_passes import DraftPasses
 from outrider.drafters.draft_rows import DraftRows
 from outrider.drafters.draft_tree import DraftTree
 from outrider.drafters.text_index import DraftLookUp, TextIndexes
-from outrider.ops import native
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.verification.registry import Coupling

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
+from outrider.models.logits import Logits
 from outrider.runner.model_runner import Chunk, ModelRunner
 
 
@@ -32,7 +31,7 @@ class GrowingDraft(Protocol):
         """What is fed next."""
         ...
 
-    def extend(self, logits: Tensor) -> None:
+    def extend(self, logits: Logits) -> None:
         """Grow by ``logits`` [rows of the chunk, draft vocab]; the first come after the context, [1, draft vocab]."""
         ...
 
@@ -104,9 +103,7 @@ class DraftPasses:
         growing = list(drafts)
         while growing := [draft for draft in growing if not draft.done and self._has_room(draft)]:
             chunks = [draft.chunk() for draft in growing]
-            for draft, logits in zip(
-                growing, [each.values for each in self._runner.forward(chunks).logits], strict=True
-            ):
+            for draft, logits in zip(growing, self._runner.forward(chunks).logits, strict=True):
                 draft.extend(logits)
 
     def _has_room(self, draft: GrowingDraft) -> bool:
@@ -116,9 +113,9 @@ class DraftPasses:
                 return False
         return True
 
-    def _catch_up(self, drafts: Sequence[GrowingDraft], missing: Sequence[Sequence[int]]) -> list[Tensor]:
+    def _catch_up(self, drafts: Sequence[GrowingDraft], missing: Sequence[Sequence[int]]) -> list[Logits]:
         """Feed every missing token, in passes of bounded size; logits after the last of each."""
-        last: dict[str, Tensor] = {}
+        last: dict[str, Logits] = {}
         pending = {draft.request_id: tokens for draft, tokens in zip(drafts, missing, strict=True)}
         while pending:
             budget, chunks = self._max_num_batched_tokens, []
@@ -127,9 +124,7 @@ class DraftPasses:
                     part = tokens[:budget]
                     chunks.append(Chunk(request_id, part, self._num_computed[request_id], num_logits=1))
                     budget -= len(part)
-            for chunk, logits in zip(
-                chunks, [each.values for each in self._runner.forward(chunks).logits], strict=True
-            ):
+            for chunk, logits in zip(chunks, self._runner.forward(chunks).logits, strict=True):
                 self._num_computed[chunk.request_id] += len(chunk.token_ids)
                 pending[chunk.request_id] = pending[chunk.request_id][len(chunk.token_ids) :]
                 last[chunk.request_id] = logits

@@ -12,11 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.draft_rows import DraftRows
 from outrider.errors import IntegrityError
+from outrider.models.logits import Logits
 from outrider.runner.model_runner import Chunk
 from outrider.sampling.noise import Purpose, Weights
 
@@ -81,14 +80,14 @@ class DraftTree:
         paths = [[self._placed(above) for above in self._path(node)] for node in self._expanding]
         return Chunk(request_id, tokens, start, len(tokens), self.start, paths)
 
-    def extend(self, logits: Tensor) -> None:
+    def extend(self, logits: Logits) -> None:
         """Grow a level from ``logits`` [expanded nodes, draft vocab]."""
         first = len(self._nodes)
-        for node, row in zip(self._expanding, logits, strict=True):
+        for row, node in enumerate(self._expanding):
             if self._point_mass:
-                self._offer(node, row)
+                self._offer(node, logits, row)
             else:
-                self._draw(node, row, first)
+                self._draw(node, logits, row, first)
         level = list(range(first, len(self._nodes)))
         if self._point_mass:
             kept = set(self._best())
@@ -121,14 +120,14 @@ class DraftTree:
             places.append(self._placed(node) - self.start)
         return places
 
-    def _offer(self, parent: int, row: Tensor) -> None:
+    def _offer(self, parent: int, logits: Logits, row: int) -> None:
         """Up to ``width`` children: the most probable, or those that the target's noise chooses one after another."""
         entry, drafted = self.entry, self._drafted(parent)
         if entry.request.params.greedy:
-            for token_id, logprob in self._rows.best(entry, row, drafted, self._width):
+            for token_id, logprob in self._rows.best(entry, logits, row, drafted, self._width):
                 self._add(token_id, parent, logprob)
             return
-        left = self._rows.probs(entry, row, drafted)
+        left = self._rows.probs(entry, logits, row, drafted)
         chance = _FIRST_CHOICE
         for _ in range(self._width):
             if left is None or not left.any():
@@ -138,10 +137,10 @@ class DraftTree:
             left[token_id] = 0.0
             chance *= _NEXT_CHOICE
 
-    def _draw(self, parent: int, row: Tensor, first: int) -> None:
+    def _draw(self, parent: int, logits: Logits, row: int, first: int) -> None:
         """Up to ``width`` children drawn without replacement; ``first`` is the first node of their level."""
         entry, drafted = self.entry, self._drafted(parent)
-        probs = self._rows.probs(entry, row, drafted)
+        probs = self._rows.probs(entry, logits, row, drafted)
         if probs is None:
             return
         left = probs.copy()

@@ -8,11 +8,10 @@ conversations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from outrider import native
 from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
 from outrider.drafters.text_index import TAIL, TextIndexes
-from outrider.ops import native
 from outrider.request import Request
 
 
@@ -33,9 +32,9 @@ class SuffixDrafter(DrafterDefaults):
         ``min_match`` is the shortest match in tokens, ``floor`` is in [0, 1]. Of a request's own text the latest
         ``max_text_tokens`` are indexed. Raises ``ConfigError`` if the native library is not built.
         """
-        self._options = {"min_match": min_match, "floor": floor}
+        self._min_match, self._floor = min_match, floor
         self._texts = TextIndexes(max_text_tokens)
-        self._past: Any = native.library().SuffixIndex(cache_tokens) if cache_tokens else None
+        self._past = native.library.SuffixIndex(cache_tokens) if cache_tokens else None
 
     @property
     def nbytes(self) -> int:
@@ -58,10 +57,11 @@ class SuffixDrafter(DrafterDefaults):
 
     def _propose(self, entry: DraftRequest) -> Proposal:
         request = entry.request
-        token_ids, _, chances, _ = self._texts.of(request).propose(entry.max_tokens, **self._options)
+        most, least, floor = entry.max_tokens, self._min_match, self._floor
+        token_ids, _, chances, _ = self._texts.of(request).propose(most, min_match=least, floor=floor)
         if self._past is not None and self._past.size:
             tail = request.token_ids[-TAIL:]
-            others, _, other_chances, _ = self._past.propose_after(tail, entry.max_tokens, **self._options)
+            others, _, other_chances, _ = self._past.propose_after(tail, most, min_match=least, floor=floor)
             if sum(other_chances) > sum(chances):
                 token_ids, chances = others, other_chances
         return Proposal(tuple(token_ids), chances=tuple(chances))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from outrider.ops import native
+from outrider import native
 from outrider.request import Request
+
+if TYPE_CHECKING:
+    from outrider.native import library
 
 TAIL = 64
 """Number of last tokens that are compared, at most: the longest match."""
@@ -20,20 +23,20 @@ class TextIndexes:
 
         Raises ``ConfigError`` if the native library is not built.
         """
-        self._library = native.library()
+        self._new_index = native.library.SuffixIndex
         self._max_text_tokens = max_text_tokens
-        self._texts: dict[str, tuple[Request, Any, int]] = {}
+        self._texts: dict[str, tuple[Request, library.SuffixIndex, int]] = {}
 
     @property
     def nbytes(self) -> int:
         """Memory of all indexes in bytes: 36 per token of capacity. Safe to call from any thread."""
         return sum(index.nbytes for _, index, _ in list(self._texts.values()))
 
-    def of(self, request: Request) -> Any:
+    def of(self, request: Request) -> library.SuffixIndex:
         """The request's index, updated with all of ``request.token_ids``."""
         _, index, num_indexed = self._texts.get(request.request_id, (request, None, 0))
         if index is None:
-            index = self._library.SuffixIndex(min(self._max_text_tokens, request.max_total_tokens))
+            index = self._new_index(min(self._max_text_tokens, request.max_total_tokens))
         if num_indexed < request.num_tokens:
             index.extend(request.token_ids[num_indexed:])
             self._texts[request.request_id] = (request, index, request.num_tokens)
@@ -57,5 +60,4 @@ class DraftLookUp:
     def __call__(self, drafted: Sequence[int], most: int) -> list[int]:
         """At most ``most`` tokens after ``drafted``; empty without a match."""
         tail = [*self._before, *drafted][-TAIL:]
-        found: list[int] = self._index.propose_after(tail, most, floor=self._floor)[0]
-        return found
+        return self._index.propose_after(tail, most, floor=self._floor)[0]

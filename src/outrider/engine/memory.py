@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import psutil
-import torch
 
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
@@ -87,9 +86,11 @@ def weight_bytes(model: CausalModel) -> int:
     return int(getattr(model, "weight_bytes", 0))
 
 
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+def _free_memory(device: str) -> int:
+    if device != "cpu":
+        from outrider.torch_backend.device import free_memory
+
+        return free_memory(device)
     return int(psutil.virtual_memory().available)
 
 

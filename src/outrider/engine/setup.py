@@ -6,8 +6,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
+from outrider import __version__, native
 from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.drafters.base import Drafter
 from outrider.drafters.build import Drafters, build_drafters
@@ -18,15 +17,17 @@ from outrider.engine.engine import Engine, EngineLimits, TextTools
 from outrider.engine.memory import MemoryPlan, plan_memory
 from outrider.engine.verify import verify
 from outrider.errors import ConfigError, VocabularyMismatchError
+from outrider.machine import processor_name
 from outrider.models.base import CausalModel
+from outrider.models.loader.cache import cache_directory
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import Vocabulary
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.speculation.adaptive import AdaptivePolicy, ModelDrafting
-from outrider.speculation.costs import DraftCosts
-from outrider.speculation.measure import measure_passes
+from outrider.speculation.cost_cache import costs_of
+from outrider.speculation.costs import DraftCosts, PassCosts
 from outrider.speculation.policy import FixedPolicy, Policy
 from outrider.speculation.speculator import Speculator
 from outrider.verification.registry import VERIFIERS
@@ -34,7 +35,7 @@ from outrider.verification.registry import VERIFIERS
 logger = logging.getLogger(__name__)
 
 MEASURING_SECONDS = 1.0
-"""About how long an engine that speculates takes at start to measure what passes of its target cost."""
+"""Duration of measuring the costs of the target's passes, at the first start of a model on a machine."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,15 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
             )
         logger.warning("max_model_len is %d, not %d: the KV cache holds no more", capacity, max_model_len)
         max_model_len = capacity
-    runner, model_drafter = _runner(config, target, memory), None
-    draft_runner = None if draft is None else _runner(config, draft.model, memory)
-    if draft is not None and draft_runner is not None:
-        model_drafter = _model_drafter(config, opened, draft, draft_runner)
+    runner, model_drafter, costed_draft = _runner(config, target, memory), None, None
+    if draft is not None:
+        costed_draft = _Costed(draft.opened, _runner(config, draft.model, memory))
+        model_drafter = _model_drafter(config, opened, draft, costed_draft.runner)
     drafters = build_drafters(speculative, model_drafter)
     speculator = Speculator(
         drafters.retrieval,
         drafters.model,
-        _policy(speculative, drafters, runner, draft_runner),
+        _policy(config, drafters, _Costed(opened, runner), costed_draft),
         name=drafters.name,
         model_max_tokens=drafters.model_max_tokens,
     )
@@ -115,7 +116,7 @@ class _Draft:
     kept: list[int] | None
 
 
-def _open_draft(config: EngineConfig, target: OpenModel, device: torch.device) -> _Draft:
+def _open_draft(config: EngineConfig, target: OpenModel, device: str) -> _Draft:
     speculative = config.speculative
     if speculative.model is None:
         raise ConfigError(f"method={speculative.method!r} needs 'model'")
@@ -149,10 +150,31 @@ def _model_drafter(config: EngineConfig, target: OpenModel, draft: _Draft, runne
     )
 
 
-def _policy(
-    speculative: SpeculativeConfig, drafters: Drafters, runner: ModelRunner, draft_runner: ModelRunner | None
-) -> Policy:
+@dataclass(frozen=True)
+class _Costed:
+    """A model whose passes have a cost: where it comes from, and what runs it."""
+
+    opened: OpenModel
+    runner: ModelRunner
+
+    def costs(self, config: EngineConfig, quantization: str | None, seconds: float) -> PassCosts:
+        """The costs of its passes on this machine, kept in the cache folder."""
+        model = self.runner.model
+        key = {
+            "outrider": __version__,
+            "processor": processor_name(),
+            "kernels": native.describe() if native.available() else "reference",
+            "device": str(model.device),
+            "files": self.opened.source.files(),
+            "formats": [config.backend, config.dtype, quantization],
+            "output rows": model.vocab_size,
+        }
+        return costs_of(self.runner, cache_directory() / "costs", key, seconds=seconds)
+
+
+def _policy(config: EngineConfig, drafters: Drafters, target: _Costed, draft: _Costed | None) -> Policy:
     """Who decides how much is drafted. Measures the costs of passes on this machine if the policy needs them."""
+    speculative = config.speculative
     if not drafters.retrieval and drafters.model is None:
         return FixedPolicy(0)
     if not speculative.adaptive:
@@ -160,11 +182,11 @@ def _policy(
     model = None
     if drafters.model is not None:
         costs = DraftCosts()
-        if draft_runner is not None:
-            costs = DraftCosts(measure_passes(draft_runner, seconds=MEASURING_SECONDS / 2.0))
+        if draft is not None:
+            costs = DraftCosts(draft.costs(config, speculative.quantization, MEASURING_SECONDS / 2.0))
         tree = speculative.tree_width > 1
         model = ModelDrafting(drafters.model.name, costs, drafters.model_max_tokens, tree=tree)
-    passes = measure_passes(runner, seconds=MEASURING_SECONDS)
+    passes = target.costs(config, config.quantization, MEASURING_SECONDS)
     return AdaptivePolicy(passes, num_speculative_tokens=speculative.num_speculative_tokens, model=model)
 
 

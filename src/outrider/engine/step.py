@@ -81,7 +81,7 @@ def _advance_all(
 ) -> tuple[list[Gain], list[RequestOutcome]]:
     """Verify and commit each request by its logits. One that fails ends with an error, and the others go on."""
     scored = [
-        logits.last(_num_scored(grant, proposal))
+        logits[len(logits) - _num_scored(grant, proposal) :]
         for grant, proposal, logits in zip(grants, proposals, output.logits, strict=True)
     ]
     find_argmax(

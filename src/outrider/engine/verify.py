@@ -22,7 +22,10 @@ def verify(
     """
     sampler, committed, drafted_before = request.sampler, request.token_ids, proposal.drafted_before
     if request.follows_argmax:
-        return verify_tree_match(proposal, logits.argmax().__getitem__)
+        ids = logits.argmax()
+        if not ids:
+            raise ValueError("the target's logits are not finite (NaN or infinity); the model or its input is broken")
+        return verify_tree_match(proposal, ids.__getitem__)
     if request.params.greedy:
         return verify_tree_match(
             proposal, lambda row: sampler.greedy_token(logits.row(row), committed, drafted_before(row))

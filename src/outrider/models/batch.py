@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -14,51 +16,38 @@ class TreePlaces:
     of a tree share a position; so each node says where its ancestors are.
 
     start   num_requests numbers: the position at which the request's tree begins; its length, if it has none
-    places  [num_tokens, depth] int64: a token at position p >= start sees places [0, start) and those in its row up to
+    places  [num_tokens, depth]: a token at position p >= start sees places [0, start) and those in its row up to
             column p - start, which holds its own; the rest of the row means nothing
     """
 
     start: tuple[int, ...]
-    places: Tensor
+    places: Ints
 
 
 @dataclass(frozen=True)
 class ForwardBatch:
     """``num_tokens`` tokens of ``num_requests`` requests, one request after another.
 
-    token_ids     [num_tokens] int64
-    positions     [num_tokens] int64, place of each token in its request
-    slot_mapping  [num_tokens] int64, where each token's K/V is written: block * block_size + offset
+    token_ids     [num_tokens]
+    positions     [num_tokens], place of each token in its request
+    slot_mapping  [num_tokens], where each token's K/V is written: block * block_size + offset
     query_start   num_requests + 1 numbers; the tokens of request r are the half-open [query_start[r], query_start[r+1])
     seq_lens      num_requests numbers: tokens of the request that have K/V after this pass
-    block_tables  [num_requests, max_blocks] int64, padded with 0 beyond each request's blocks
-    logit_rows    [num_logits] int64, the tokens (places in the flat batch) whose logits are wanted
+    block_tables  [num_requests, max_blocks], padded with 0 beyond each request's blocks
+    logit_rows    [num_logits], the tokens (places in the flat batch) whose logits are wanted
     tree          None if there are no trees, else the places in the request of each node's ancestors and itself
     """
 
-    token_ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
+    token_ids: Ints
+    positions: Ints
+    slot_mapping: Ints
     query_start: tuple[int, ...]
     seq_lens: tuple[int, ...]
-    block_tables: Tensor
-    logit_rows: Tensor
+    block_tables: Ints
+    logit_rows: Ints
     tree: TreePlaces | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all requests together."""
         return self.query_start[-1]
-
-    def to(self, device: torch.device) -> ForwardBatch:
-        """The same batch with its tensors on ``device``."""
-        return ForwardBatch(
-            token_ids=self.token_ids.to(device),
-            positions=self.positions.to(device),
-            slot_mapping=self.slot_mapping.to(device),
-            query_start=self.query_start,
-            seq_lens=self.seq_lens,
-            block_tables=self.block_tables.to(device),
-            logit_rows=self.logit_rows.to(device),
-            tree=None if self.tree is None else TreePlaces(self.tree.start, self.tree.places.to(device)),
-        )

@@ -1,47 +1,102 @@
-"""The logits of one request's scored rows, as they cross the boundary from a model to the engine."""
+"""Scores of next tokens as they cross the model boundary: reduced where they lie, copied only where rows are asked for.
+
+A decoder gives the logits of a pass as one object; ``logits[start:stop]`` is the part of one request. Knows nothing
+about sampling.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.ops import native
+from outrider import native
 
-Row = NDArray[np.floating[Any]]
+Rows = NDArray[np.floating[Any]]
 
 
-class Logits:
-    """``values`` [rows, vocab]."""
+class Logits(Protocol):
+    """Logits of rows that follow each other, [rows, vocab], wherever a decoder keeps them."""
 
-    def __init__(self, values: Any) -> None:
-        self.values = values
-        self._argmax: list[int] | None = None
+    known_argmax: list[int] | None
+    """What ``argmax`` of all rows gives, if ``find_argmax`` has found it."""
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        ...
+
+    def __getitem__(self, part: slice, /) -> Logits:
+        """Some of the rows, not copied."""
+        ...
+
+    def argmax(self, rows: slice | None = None) -> list[int]:
+        """The most probable token of each row, or of those in ``rows``; among equals the lowest id.
+
+        An empty list if the largest value of a row is not finite: NaN, or an infinity.
+        """
+        ...
+
+    def row(self, index: int) -> Rows:
+        """One row, [vocab], in float32 (toy models: float64). Not to be written to."""
+        ...
+
+    def rows(self, part: slice) -> Rows:
+        """Some rows, [rows, vocab], as ``row`` gives each."""
+        ...
+
+
+@dataclass
+class ArrayLogits:
+    """``Logits`` in a C-contiguous NumPy array ``values`` [rows, vocab], float32 or float64."""
+
+    values: Rows
+    known_argmax: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def last(self, count: int) -> Logits:
-        """The last ``count`` rows."""
-        return self if count == len(self) else Logits(self.values[len(self) - count :])
+    def __getitem__(self, part: slice) -> ArrayLogits:
+        return ArrayLogits(self.values[part])
 
-    def argmax(self) -> list[int]:
-        """The most probable token of each row. Raises ``ValueError`` if a largest value is not finite."""
-        if self._argmax is None:
-            find_argmax([self])
-        if not self._argmax:
-            raise ValueError("the target's logits are not finite (NaN or infinity); the model or its input is broken")
-        return self._argmax
+    def argmax(self, rows: slice | None = None) -> list[int]:
+        """See ``Logits.argmax``."""
+        if rows is None and self.known_argmax is not None:
+            return self.known_argmax
+        if rows is None and self.known_argmax is not None:
+            return self.known_argmax
+        chosen = self if rows is None else self[rows]
+        return greedy_ids([chosen])[0]
 
-    def row(self, index: int) -> Row:
-        """One row [vocab]."""
-        return native.as_array(self.values[index])
+    def row(self, index: int) -> Rows:
+        """See ``Logits.row``."""
+        row: Rows = self.values[index]
+        return row
+
+    def rows(self, part: slice) -> Rows:
+        """See ``Logits.rows``."""
+        return self.values[part]
 
 
 def find_argmax(groups: Sequence[Logits]) -> None:
-    """Find the argmax of all rows of all ``groups`` at once."""
-    if groups:
-        for logits, ids in zip(groups, native.greedy_ids([each.values for each in groups]), strict=True):
-            logits._argmax = ids
+    """Find ``argmax`` of each of ``groups``, all in one go, so that asking for it takes no time."""
+    for logits, ids in zip(groups, greedy_ids(groups) if groups else [], strict=True):
+        logits.known_argmax = ids
+
+
+def greedy_ids(groups: Sequence[Logits]) -> list[list[int]]:
+    """``argmax`` of each of ``groups``; those of the native decoder all in one call, shared by its threads."""
+    arrays = [group.values for group in groups if isinstance(group, ArrayLogits)]
+    if len(arrays) < len(groups):
+        return [group.argmax() for group in groups]
+    if native.available() and all(array.dtype == np.float32 for array in arrays):
+        return native.library.greedy_ids(arrays)
+    return [_numpy_argmax(array) for array in arrays]
+
+
+def _numpy_argmax(values: Rows) -> list[int]:
+    ids = values.argmax(axis=1)  # of a row with a NaN, where that is
+    largest = np.take_along_axis(values, ids[:, None], axis=1)
+    return [int(token_id) for token_id in ids] if np.isfinite(largest).all() else []

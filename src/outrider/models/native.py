@@ -7,47 +7,47 @@ bits of K + 1 passes over one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from outrider import native
+from outrider.kv_cache.storage import KVShape
+from outrider.models.base import ModelOutput
 from outrider.models.batch import ForwardBatch
 from outrider.models.config import ModelConfig
 from outrider.models.loader.packed import PackedWeights
+from outrider.models.logits import ArrayLogits
 from outrider.models.rope import local_frequencies, scaled_frequencies
-from outrider.ops import native
+
+if TYPE_CHECKING:
+    from outrider.native import library
 
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _OPTIONAL = ("q_norm", "k_norm", "post_attn_norm", "post_mlp_norm", "q_bias", "k_bias", "v_bias")
 
 
-class NativeCache:
-    """Paged K and V of all layers, each [num_blocks, block_size, num_kv_heads, head_dim]."""
-
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
-        self.handle = native.library().KVCache(self.keys, self.values)
-
-
 class NativeDecoder:
-    """A ``CausalModel`` over packed weights; CPU only. ``kv_dtype`` is float16 or float32."""
+    """A ``CausalModel`` over packed weights; CPU only."""
 
-    def __init__(self, config: ModelConfig, weights: PackedWeights, *, kv_dtype: torch.dtype) -> None:
+    device = "cpu"
+
+    def __init__(
+        self, config: ModelConfig, weights: PackedWeights, *, kv_dtype: Literal["float16", "float32"] = "float16"
+    ) -> None:
         self.config = config
         head: Any = weights.get("lm_head", weights["embed"])
         self.vocab_size = int(head.rows)  # of a trimmed draft fewer than it can read
         self.max_model_len = config.max_position_embeddings
-        self.device = torch.device("cpu")
-        self._kv_dtype = kv_dtype
+        self.num_layers = config.num_layers
         self.weight_bytes = sum(int(weight.nbytes) for weight in weights.values())
-        self._model = native.library().Model(
-            weights["embed"],
-            weights.get("lm_head"),
-            weights["final_norm"],
+        self._kv_dtype = np.dtype(kv_dtype)
+        self._kv_shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim)
+        outer: Mapping[str, Any] = weights
+        self._model = native.library.Model(
+            outer["embed"],
+            outer.get("lm_head"),
+            outer["final_norm"],
             [self._layer(weights, index) for index in range(config.num_layers)],
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
@@ -65,28 +65,30 @@ class NativeDecoder:
         layer |= {name: weights[prefix + name] for name in _OPTIONAL if prefix + name in weights}
         window = config.window(index)
         local = local_frequencies(config) if window is not None else None
-        layer["rope"] = (scaled_frequencies(config) if local is None else local).numpy()
+        layer["rope"] = scaled_frequencies(config) if local is None else local
         layer["window"] = window or 0
         return layer
 
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes of one KV block over all layers."""
-        c = self.config
-        return 2 * c.num_layers * block_size * c.num_kv_heads * c.head_dim * self._kv_dtype.itemsize
+        return self._kv_shape.bytes_per_block(block_size, self._kv_dtype.itemsize)
 
-    def new_cache(self, num_blocks: int, block_size: int) -> NativeCache:
+    def new_cache(self, num_blocks: int, block_size: int) -> library.KVCache:
         """Paged K and V; untouched blocks cost no memory."""
-        return NativeCache(self.config, num_blocks, block_size, self._kv_dtype)
+        return native.library.KVCache(*self._kv_shape.allocate(num_blocks, block_size, self._kv_dtype))
 
-    def move(self, cache: NativeCache, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+    def move(self, cache: library.KVCache, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
         """Copy the K and V of each slot to another, in every layer."""
-        cache.handle.move(from_slots, to_slots)
+        cache.move(from_slots, to_slots)
 
-    def forward(self, batch: ForwardBatch, cache: NativeCache) -> Tensor:
-        """Write the batch's K/V and return float32 logits [num_logits, vocab] for ``batch.logit_rows``."""
-        logits = np.empty((len(batch.logit_rows), self.vocab_size), dtype=np.float32)
+    def forward(self, batch: ForwardBatch, cache: library.KVCache, capture: Sequence[int] = ()) -> ModelOutput:
+        """See ``CausalModel.forward``; logits are float32."""
+        num_logits = len(batch.logit_rows)
+        logits = np.empty((num_logits, self.vocab_size), dtype=np.float32)
+        shape = (num_logits, len(capture), self.config.hidden_size)
+        hidden = np.empty(shape, dtype=np.float32) if capture else None
         self._model.forward(
-            cache.handle,
+            cache,
             batch.token_ids,
             batch.positions,
             batch.slot_mapping,
@@ -97,5 +99,7 @@ class NativeDecoder:
             logits,
             tree=None if batch.tree is None else batch.tree.places,
             tree_start=None if batch.tree is None else batch.tree.start,
+            capture=capture,
+            hidden=hidden,
         )
-        return torch.from_numpy(logits)
+        return ModelOutput(ArrayLogits(logits), hidden)

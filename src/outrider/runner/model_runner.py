@@ -5,15 +5,15 @@ Used alike for the target and for a draft model. Knows nothing about sampling or
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
+import numpy as np
 
 from outrider.kv_cache.manager import KVCacheManager
-from outrider.models.base import CausalModel
+from outrider.models.base import CausalModel, Hidden
 from outrider.models.batch import ForwardBatch, TreePlaces
 from outrider.models.logits import Logits
 from outrider.verification.base import path_to
@@ -35,18 +35,23 @@ class Chunk:
     paths: Sequence[Sequence[int]] = ()
 
 
+@dataclass(frozen=True)
+class ForwardOutput:
+    """What a pass gave for each chunk, in their order.
+
+    logits   of the chunk's last ``num_logits`` tokens
+    hidden   [num_logits, captured layers, hidden_size] float32 for the same tokens; None if no layer was asked for
+    seconds  that the model took
+    """
+
+    logits: list[Logits]
+    hidden: list[Hidden | None]
+    seconds: float
+
+
 def tree_paths(parents: Sequence[int], start: int) -> list[list[int]]:
     """The path of each node of a tree whose nodes lie at places from ``start`` on, in order."""
     return [[start + node for node in path_to(parents, last)] for last in range(len(parents))]
-
-
-@dataclass(frozen=True)
-class ForwardOutput:
-    """Of each chunk its logits and hidden states; seconds of the pass."""
-
-    logits: list[Logits]
-    hidden: list[Any]
-    seconds: float
 
 
 class ModelRunner:
@@ -58,15 +63,22 @@ class ModelRunner:
         self._cache = model.new_cache(num_blocks, block_size)
 
     def forward(self, chunks: Sequence[Chunk], capture: Sequence[int] = ()) -> ForwardOutput:
-        """One pass over all chunks.
+        """One pass over all chunks: their logits and, for the layers in ``capture``, the residual stream that enters.
 
-        The slots of all tokens must have been allocated in ``kv``.
+        Layer ``model.num_layers`` means the output of the last one, before the final norm. The slots of all tokens must
+        have been allocated in ``kv``. Raises ``ValueError`` for a layer that the model does not have.
         """
-        begin = time.perf_counter()
+        for layer in capture:
+            if not 0 <= layer <= self.model.num_layers:
+                raise ValueError(f"capture={layer!r} must be a layer from 0 to {self.model.num_layers}")
         batch = self.build_batch(chunks)
-        logits = self.model.forward(batch.to(self.model.device), self._cache)
-        split = [Logits(each) for each in torch.split(logits, [chunk.num_logits for chunk in chunks])]
-        return ForwardOutput(split, [None] * len(split), time.perf_counter() - begin)
+        begin = time.perf_counter()
+        output = self.model.forward(batch, self._cache, capture)
+        seconds = time.perf_counter() - begin
+        bounds = itertools.pairwise(itertools.accumulate((chunk.num_logits for chunk in chunks), initial=0))
+        parts = [slice(*bound) for bound in bounds]
+        hidden = [None if output.hidden is None else output.hidden[part] for part in parts]
+        return ForwardOutput([output.logits[part] for part in parts], hidden, seconds)
 
     def build_batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         """Flatten ``chunks``. Raises ``IntegrityError`` if a token has no slot."""
@@ -87,13 +99,13 @@ class ModelRunner:
         tables = [self.kv.block_table(chunk.request_id) for chunk in chunks]
         width = max(map(len, tables))
         return ForwardBatch(
-            token_ids=torch.tensor(token_ids),
-            positions=torch.tensor(positions),
-            slot_mapping=torch.tensor(slots),
+            token_ids=np.array(token_ids, dtype=np.int64),
+            positions=np.array(positions, dtype=np.int64),
+            slot_mapping=np.array(slots, dtype=np.int64),
             query_start=tuple(query_start),
             seq_lens=tuple(chunk.start + len(chunk.token_ids) for chunk in chunks),
-            block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables]),
-            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+            block_tables=np.array([table + [0] * (width - len(table)) for table in tables], dtype=np.int64),
+            logit_rows=np.array(logit_rows, dtype=np.int64),
             tree=_tree_places(chunks),
         )
 
@@ -120,4 +132,4 @@ def _tree_places(chunks: Sequence[Chunk]) -> TreePlaces | None:
         rows += [[0] * depth] * (len(chunk.token_ids) - len(chunk.paths))
         rows += [[*path, *[0] * (depth - len(path))] for path in chunk.paths]
     start = tuple(chunk.tree_start if chunk.paths else chunk.start + len(chunk.token_ids) for chunk in chunks)
-    return TreePlaces(start, torch.tensor(rows))
+    return TreePlaces(start, np.array(rows, dtype=np.int64))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.sampling.kernels import native
+from outrider import native
 from outrider.sampling.noise import Noise, Purpose, Weights
 from outrider.sampling.probabilities import native_options, native_row, not_finite, probabilities
 from outrider.sampling.rng import KeyedNoise
@@ -28,10 +28,10 @@ def draw_token(logits: Weights, params: SamplingParams, noise: Noise, position: 
 
     Raises ``ValueError`` as ``probabilities`` does.
     """
-    if native is None or params.greedy or type(noise) is not KeyedNoise:
+    if not native.available() or params.greedy or type(noise) is not KeyedNoise:
         return noise.draw(probabilities(logits, params), position, Purpose.TARGET)
     key = noise.key(position, Purpose.TARGET)
-    token_id = native.draw_token(native_row(logits), key, **native_options(params))
+    token_id = native.library.draw_token(native_row(logits), key, **native_options(params))
     if token_id is None:
         raise not_finite(logits)
-    return int(token_id)
+    return token_id

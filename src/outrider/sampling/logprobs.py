@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from outrider import native
 from outrider.outputs import TokenLogprobs
-from outrider.sampling.kernels import native
 from outrider.sampling.noise import Weights
 from outrider.sampling.probabilities import greedy_token, native_row, not_finite
 
@@ -25,9 +25,9 @@ def report_of_logits(logits: Weights, token_id: int, num_top: int) -> TokenLogpr
 
     The native version does not compute the whole log-softmax. Raises ``ValueError`` as ``log_softmax`` does.
     """
-    if native is None:
+    if not native.available():
         return report(log_softmax(logits.astype(np.float64)), token_id, num_top)
-    made = native.token_report(native_row(logits), token_id, num_top)
+    made = native.library.token_report(native_row(logits), token_id, num_top)
     if made is None:
         raise not_finite(logits)
     logprob, rank, top = made

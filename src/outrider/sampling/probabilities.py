@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.sampling.kernels import native
+from outrider import native
 from outrider.sampling.noise import Weights
 from outrider.sampling_params import DISTRIBUTION_PARAMETERS, SamplingParams
 
@@ -76,9 +76,9 @@ def probabilities(logits: Weights, params: SamplingParams) -> Weights:
     row = native_row(logits)
     if params.greedy:
         return _spread(greedy_token(row), 1.0, row.size)
-    if native is None:
+    if not native.available():
         return numpy_probabilities(row, params)
-    made = native.probabilities(row, **native_options(params))
+    made = native.library.probabilities(row, **native_options(params))
     if made is None:
         raise not_finite(logits)
     if isinstance(made, tuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.sampling.kernels import native
+from outrider import native
 from outrider.sampling.noise import STEP_PURPOSES, Purpose, Weights
 
 _MASK = 2**64 - 1
@@ -110,13 +110,13 @@ class KeyedNoise:
         With u uniform and E = -log(u), the Gumbel noise is -log(E), so the argmax equals that of weight / E, which
         needs two logarithms less per index.
         """
-        if native is None:
+        if not native.available():
             return numpy_draw(weights, self.key(position, purpose, branch))
         key = self.key(position, purpose, branch)
-        index, total = native.draw(np.ascontiguousarray(weights, dtype=np.float64), key)
+        index, total = native.library.draw(np.ascontiguousarray(weights, dtype=np.float64), key)
         if index < 0:
             raise _not_weights(total)
-        return int(index)
+        return index
 
 
 def numpy_draw(weights: Weights, key: int) -> int:

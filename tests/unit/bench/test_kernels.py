@@ -48,7 +48,7 @@ def test_figures_of_a_kernel() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_every_format_is_measured_at_every_row_count() -> None:
-    from outrider.ops.packing import BITS_PER_WEIGHT
+    from outrider.models.packing import BITS_PER_WEIGHT
 
     result = measure_kernels(size=256, repeats=2, formats=None, threads=1, report=ignore, rows=(1, 3))
     native = result.kernels[: len(BITS_PER_WEIGHT)]
@@ -64,13 +64,13 @@ def test_every_format_is_measured_at_every_row_count() -> None:
 @pytest.mark.usefixtures("small")
 def test_weights_are_ordinary_numbers_in_every_format() -> None:
     """So that no product is slow for want of a normal number, or meets one that is not finite."""
-    from outrider import _native
-    from outrider.ops.packing import BITS_PER_WEIGHT
+    from outrider import native
+    from outrider.models.packing import BITS_PER_WEIGHT
 
     buffer = np.random.default_rng(0).integers(0x20, 0x30, 1 << 20, dtype=np.uint8)
     for name, bits in BITS_PER_WEIGHT.items():
-        matrix = _native.PackedMatrix.from_data(name, 256, 256, buffer[: round(bits * 256 * 256 / 8)])
-        weights = _native.embedding(matrix, np.arange(256))
+        matrix = native.library.PackedMatrix.from_data(name, 256, 256, buffer[: round(bits * 256 * 256 / 8)])
+        weights = native.library.embedding(matrix, np.arange(256))
         assert np.isfinite(weights).all(), name
         nonzero = np.abs(weights[weights != 0])
         assert nonzero.size > weights.size // 2, name

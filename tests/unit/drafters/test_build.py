@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from outrider import native
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.drafters.build import Drafters, build_drafters
 from outrider.errors import ConfigError
-from outrider.ops import native
 from outrider.request import Request
 from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise

@@ -15,12 +15,12 @@ from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.errors import ConfigError, VocabularyMismatchError
 from outrider.models.retokenizer import Retokenizer
 from outrider.models.tokenizer import Tokenizer
-from outrider.models.toy import Distribution, ToyModel, random_table, scripted
 from outrider.models.vocabulary import Vocabulary
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
+from tests.toy import Distribution, ToyModel, random_table, scripted
 from tests.unit.engine.helpers import GREEDY, Composite, KSchedule, drain, recorded, run, toy_engine
 from tests.unit.models.other_vocabularies import TEXTS, byte_level, sentencepiece, spelled
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from outrider import native
 from outrider.drafters.base import DraftRequest, Proposal
 from outrider.drafters.draft_chain import DraftChain
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.draft_passes import DraftPasses
 from outrider.drafters.draft_rows import DraftRows
-from outrider.models.toy import Distribution, ToyModel, random_table
-from outrider.ops import native
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
+from tests.toy import Distribution, ToyModel, random_table
 from tests.unit.engine.helpers import GREEDY, KSchedule, drain, recorded, run, toy_engine
 
 VOCAB = 9

@@ -10,10 +10,10 @@ import pytest
 from outrider.config import SpeculativeConfig
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.errors import ConfigError
-from outrider.models.toy import Distribution, ToyModel, random_table
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import check_proposal, depths
+from tests.toy import Distribution, ToyModel, random_table
 from tests.unit.engine.helpers import GREEDY, recorded, run, toy_engine
 
 VOCAB = 9

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.errors import InvalidRequestError
-from outrider.models.toy import scripted
 from outrider.request import Request
 from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
+from tests.toy import scripted
 from tests.unit.engine.helpers import run, toy_engine
 
 NOISE = KeyedNoise(0)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from outrider import native
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Drafter, DraftRequest
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.ops import native
 from outrider.request import Request
 from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from outrider import native
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.models.toy import random_table
-from outrider.ops import native
 from outrider.request import Request
 from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
+from tests.toy import random_table
 from tests.unit.engine.helpers import GREEDY, run, toy_engine
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider import native
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Drafter, DraftRequest
 from outrider.drafters.build import build_drafters
@@ -18,12 +19,11 @@ from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.models.toy import ToyModel, random_table
 from outrider.models.vocabulary import Vocabulary
-from outrider.ops import native
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.verification.base import Proposal
+from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import Composite, ScriptedDrafter, greedy_continuation
 from tests.unit.models.other_vocabularies import spelled
 

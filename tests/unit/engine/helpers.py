@@ -13,7 +13,6 @@ from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
 from outrider.detokenizer import TokenStream
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.engine.engine import Engine, EngineLimits, TextTools
-from outrider.models.toy import Distribution, ToyModel
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
@@ -21,6 +20,7 @@ from outrider.sampling.grammar import GrammarCompiler
 from outrider.sampling_params import SamplingParams
 from outrider.speculation.policy import FixedPolicy, Policy
 from outrider.speculation.speculator import Speculator
+from tests.toy import Distribution, ToyModel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 

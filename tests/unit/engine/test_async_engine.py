@@ -25,10 +25,10 @@ from outrider.errors import (
     QueueFullError,
     RequestFailedError,
 )
-from outrider.models.toy import random_table
 from outrider.outputs import RequestOutput, StreamPiece
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
+from tests.toy import random_table
 from tests.unit.engine.helpers import GREEDY, oracle, run, toy_engine
 
 VOCAB = 7

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from outrider.drafters.base import DraftRequest, Proposal
 from outrider.errors import InvalidRequestError
-from outrider.models.toy import random_table, scripted
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
 from outrider.speculation.policy import PAUSED
+from tests.toy import random_table, scripted
 from tests.unit.engine.helpers import (
     GREEDY,
     Composite,

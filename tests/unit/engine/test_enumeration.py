@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from outrider import native
 from outrider.audit.enumerate import EnumeratingNoise
 from outrider.config import CrossVocabAlgorithm
 from outrider.drafters.base import Drafter, DraftRequest
@@ -22,11 +23,9 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.text_index import DraftLookUp
 from outrider.engine.engine import Verify
 from outrider.engine.verify import verify
-from outrider.models.logits import Logits
+from outrider.models.logits import ArrayLogits, Logits
 from outrider.models.tokenizer import Tokenizer
-from outrider.models.toy import ToyModel, random_table
 from outrider.models.vocabulary import Vocabulary
-from outrider.ops import native
 from outrider.request_state import RequestState
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.noise import Noise, Weights
@@ -35,6 +34,7 @@ from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
 from outrider.verification.registry import VERIFIERS, Coupling
+from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import Composite, KSchedule, ScriptedDrafter, distance, run, toy_engine
 from tests.unit.models.other_vocabularies import spelled
 
@@ -317,17 +317,17 @@ def test_the_distribution_holds_when_k_follows_what_was_emitted(name: str) -> No
 
 
 def _wrong_row(request: RequestState, proposal: Proposal, logits: Logits, noise: Noise) -> VerifyResult:
-    return verify(request, proposal, Logits(logits.values.roll(1, dims=0)), noise)
+    return verify(request, proposal, ArrayLogits(np.roll(logits.rows(slice(None)), 1, axis=0)), noise)
 
 
 def _bonus_from_the_row_before(request: RequestState, proposal: Proposal, logits: Logits, noise: Noise) -> VerifyResult:
-    faulty = logits.values.clone()
-    faulty[-1] = logits.values[max(0, len(logits) - 2)]
-    return verify(request, proposal, Logits(faulty), noise)
+    faulty = logits.rows(slice(None)).copy()
+    faulty[-1] = logits.row(max(0, len(logits) - 2))
+    return verify(request, proposal, ArrayLogits(faulty), noise)
 
 
 def _accepts_everything(request: RequestState, proposal: Proposal, logits: Logits, noise: Noise) -> VerifyResult:
-    result = verify(request, Proposal(), logits.last(1), noise)
+    result = verify(request, Proposal(), logits[-1:], noise)
     return VerifyResult(len(proposal), result.token_id, "bonus")
 
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.models.toy import ToyModel
 from outrider.outputs import RequestOutput
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
+from tests.toy import ToyModel
 from tests.unit.engine.every_drafter import DISTRIBUTION, DRAFTERS, PREDICTION, VOCAB, blend
 from tests.unit.engine.helpers import Composite, run, toy_engine
 

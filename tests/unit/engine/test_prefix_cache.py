@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from torch import Tensor
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engine.engine import Engine
-from outrider.models.toy import ToyModel, random_table
-from outrider.runner.model_runner import Chunk, ModelRunner
+from outrider.runner.model_runner import Chunk, ForwardOutput, ModelRunner
 from outrider.sampling_params import SamplingParams
+from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import drain, greedy_continuation, oracle, run, toy_engine
 
 VOCAB = 6
@@ -96,9 +95,9 @@ def test_the_draft_model_shares_too_and_goes_on_with_full_acceptance() -> None:
     fed: list[int] = []
     forward = drafter._passes._runner.forward
 
-    def counted(chunks: Sequence[Chunk]) -> list[Tensor]:
+    def counted(chunks: Sequence[Chunk], capture: Sequence[int] = ()) -> ForwardOutput:
         fed.append(sum(len(chunk.token_ids) for chunk in chunks))
-        return forward(chunks)
+        return forward(chunks, capture)
 
     drafter._passes._runner.forward = counted  # type: ignore[method-assign]
     prompt = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1]

@@ -10,13 +10,13 @@ from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.models.toy import ToyModel, random_table
 from outrider.models.vocabulary import Vocabulary
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from outrider.speculation.adaptive import AdaptivePolicy, ModelDrafting
 from outrider.speculation.costs import DraftCosts, PassCosts
 from outrider.speculation.speculator import Speculator
+from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import drain, run, toy_engine
 from tests.unit.models.other_vocabularies import spelled
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
-from outrider.models.toy import Distribution, random_table
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import path_to
+from tests.toy import Distribution, random_table
 from tests.unit.engine.helpers import run, toy_engine
 
 VOCAB = 7

@@ -13,7 +13,6 @@ import pytest
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
-from outrider.models.toy import ToyModel, random_table
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
@@ -21,6 +20,7 @@ from outrider.speculation.adaptive import AdaptivePolicy, ModelDrafting
 from outrider.speculation.costs import DraftCosts, PassCosts
 from outrider.speculation.policy import Draftable, FixedPolicy, Plan, StepOutlook
 from outrider.speculation.speculator import Speculator
+from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import run, toy_engine
 
 VOCAB = 6

@@ -23,7 +23,6 @@ from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.engine import Engine, Verify
 from outrider.engine.verify import verify
 from outrider.models.logits import Logits
-from outrider.models.toy import ToyModel, random_table
 from outrider.request_state import RequestState
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
@@ -32,6 +31,7 @@ from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams, StructuredOutputs
 from outrider.verification.base import Proposal, VerifyResult
 from outrider.verification.registry import VERIFIERS, Coupling
+from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import ScriptedDrafter, distance, drain, engine_of, run, toy_engine
 from tests.unit.sampling.byte_tokenizer import END_TOKEN, byte_tokenizer
 from tests.unit.sampling.toy_grammar import LetterGrammars

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outrider.models.toy import ToyModel
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
+from tests.toy import ToyModel
 from tests.unit.engine.helpers import KSchedule, ScriptedDrafter, engine_of
 from tests.unit.sampling.byte_tokenizer import END_TOKEN, byte_tokenizer
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from outrider.models.batch import ForwardBatch
-from outrider.models.decoder import Decoder
-from outrider.models.loader.load import load_model
-from outrider.models.loader.resolve import ModelSource
+from outrider.models.loader.load import open_model
+from outrider.torch_backend.decoder import Decoder, load_decoder
 
 Build = Callable[..., Any]
 BLOCK = 4
@@ -61,24 +61,25 @@ class Run:
         self._cache = decoder.new_cache(2 * blocks + 1, BLOCK)
         for memory in (*self._cache.keys, *self._cache.values):
             memory.fill_(1e4)  # what no token has written must not be read
-        self._table = torch.arange(2 * blocks, 0, -2)
+        self._table = np.arange(2 * blocks, 0, -2)
         self._done = 0
 
     def __call__(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Logits [n, vocab] of the next n tokens."""
         start, end = self._done, self._done + len(token_ids)
-        places = torch.arange(start, end)
+        places = np.arange(start, end)
         self._done = end
         batch = ForwardBatch(
-            token_ids=torch.tensor(token_ids),
+            token_ids=np.array(token_ids),
             positions=places,
             slot_mapping=self._table[places // BLOCK] * BLOCK + places % BLOCK,
             query_start=(0, len(token_ids)),
             seq_lens=(end,),
             block_tables=self._table[None],
-            logit_rows=torch.arange(len(token_ids)),
+            logit_rows=np.arange(len(token_ids)),
         )
-        return self._decoder.forward(batch, self._cache)
+        logits = self._decoder.forward(batch, self._cache).logits
+        return torch.from_numpy(logits.rows(slice(None)))
 
     def truncate(self, length: int) -> None:
         """Forget all but the first ``length`` tokens."""
@@ -103,9 +104,7 @@ def pairs(hf_folder: Build, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 
 def decoder(path: Path) -> Decoder:
-    loaded = load_model(str(path))
-    assert isinstance(loaded.source, ModelSource)
-    return Decoder(loaded.config, loaded.weights, torch.device("cpu"))
+    return load_decoder(open_model(str(path)))
 
 
 def prompt(length: int, vocab: int) -> list[int]:
@@ -206,11 +205,11 @@ GEMMA3_LONG_MAX = [7.4442, -2.9944, 4.9591, 6.1834, -2.1106, 2.1297, -15.6955, 1
 @pytest.mark.model
 def test_gemma3_270m(gemma_path: Path) -> None:
     """The expected values are transformers' own in float32 from this file, whose hash the alias pins."""
-    loaded = load_model(str(gemma_path))
+    loaded = open_model(str(gemma_path))
     assert loaded.config.sliding_windows == (*[512] * 5, None) * 3
     assert (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_ids) == (2, (1, 106))
     assert loaded.tokenizer.encode("The capital of France is") == FRANCE
-    ours = Decoder(loaded.config, loaded.weights, torch.device("cpu"))
+    ours = load_decoder(loaded)
     run = Run(ours)
     tokens = [int(run(FRANCE)[-1].argmax())]
     while len(tokens) < len(GEMMA3_GREEDY):

@@ -13,11 +13,12 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from outrider.errors import ModelFormatError
+from outrider.models import packing
 from outrider.models.config import RopeScaling
 from outrider.models.loader import gguf as loader
-from outrider.models.loader.gguf_file import GGUFFile
+from outrider.models.loader.gguf_file import TENSOR_TYPES, GGUFFile
 from outrider.models.loader.huggingface import huggingface_name
-from outrider.models.loader.load import load_model
+from tests.loading import load_model
 
 Write = Callable[..., Path]
 Build = Callable[..., Any]
@@ -84,12 +85,18 @@ def test_weights_come_in_the_type_asked_for(write_gguf: Write, tiny_model: Build
         assert torch.equal(tensor, state[huggingface_name(name)].to(dtype)), name
 
 
+def test_the_types_of_tensors_are_those_of_the_gguf_package() -> None:
+    ours = {type_id: (block, size) for type_id, (_, block, size) in TENSOR_TYPES.items()}
+    assert ours == {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+    assert all(GGMLQuantizationType(type_id).name == name for type_id, (name, _, _) in TENSOR_TYPES.items())
+
+
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("reorder", [False, True])
 def test_every_type_dequantizes_as_gguf_does(
     write_gguf: Write, monkeypatch: pytest.MonkeyPatch, kind: str, reorder: bool
 ) -> None:
-    monkeypatch.setattr(loader, "_CHUNK_VALUES", 1024)  # several chunks, the last one partly filled
+    monkeypatch.setattr(packing, "_CHUNK_VALUES", 1024)  # several chunks, the last one partly filled
     quantization = GGMLQuantizationType[kind]
     block, block_bytes = GGML_QUANT_SIZES[quantization]
     rows, columns = 5, 512
@@ -99,9 +106,9 @@ def test_every_type_dequantizes_as_gguf_does(
     file = GGUFFile(write_gguf(tensors={"t": packed}, types={"t": quantization}))
     order = np.array([3, 1, 4, 0, 2]) if reorder else None
     with np.errstate(all="ignore"):  # random bits hold infinities
-        found = loader.dequantized(file, "t", (rows, columns), torch.float32, order)
+        found = loader.float_weight(file, "t", (rows, columns), order)
         expected = gguf.dequantize(packed, quantization)
-    np.testing.assert_array_equal(found.numpy(), expected if order is None else expected[order])
+    np.testing.assert_array_equal(found, expected if order is None else expected[order])
 
 
 def test_a_type_that_cannot_be_dequantized_is_named(write_gguf: Write, tiny_model: Build) -> None:
@@ -276,7 +283,7 @@ def test_changed_header_bytes_never_show_as_another_error(write_gguf: Write, tin
         try:
             file = GGUFFile(path)
             file.strings("tokenizer.ggml.tokens")
-            loader.read_weights(file, loader.read_config(file), torch.float32)
+            list(loader.read_weights(file, loader.read_config(file)))
         except ModelFormatError:
             refused += 1
     assert refused > 10

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.errors import ModelFormatError
 from outrider.models.loader.huggingface import huggingface_name
-from outrider.models.loader.load import LoadedModel, load_model
+from tests.loading import LoadedModel, load_model
 
 Save = Callable[..., Any]
 

@@ -6,18 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
+from outrider import native
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
-from outrider.models.decoder import Decoder
 from outrider.models.loader.load import OpenModel, open_model
+from outrider.models.logits import Rows
 from outrider.models.native import NativeDecoder
-from outrider.ops import native
 from outrider.runner.model_runner import Chunk, ModelRunner, tree_paths
 from outrider.sampling_params import SamplingParams
+from outrider.torch_backend.decoder import Decoder, load_decoder
+from tests.loading import largest_difference, logits_of
 from tests.unit.engine.helpers import engine_of
 from tests.unit.models.test_families import MODELS
 
@@ -46,20 +48,13 @@ def opened(hf_folder: Build, tmp_path_factory: pytest.TempPathFactory) -> Callab
     return get
 
 
-def logits_of(model: Decoder | NativeDecoder, token_ids: list[int]) -> torch.Tensor:
-    runner = ModelRunner(model, num_blocks=16, block_size=4)
-    assert runner.kv.allocate("x", len(token_ids))
-    return runner.forward([Chunk("x", token_ids, 0, num_logits=len(token_ids))])[0]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_logits_are_the_references(name: str, opened: Callable[[str], OpenModel]) -> None:
     model = opened(name)
-    reference = Decoder(model.config, model.dense_weights(torch.float32), torch.device("cpu"))
-    wide = NativeDecoder(model.config, model.packed_weights("f32"), kv_dtype=torch.float32)
+    reference = load_decoder(model)
+    wide = NativeDecoder(model.config, model.packed_weights("f32"), kv_dtype="float32")
     for token_ids in PROMPTS:
-        exact = logits_of(reference, token_ids)
-        error = (logits_of(wide, token_ids) - exact).abs().max() / exact.abs().max()
+        error = largest_difference(logits_of(wide, token_ids), logits_of(reference, token_ids))
         assert error < 1e-5, f"{len(token_ids)} tokens: off by {error:.1e} of the largest logit"
 
 
@@ -99,8 +94,8 @@ def test_output_is_the_same_bits_with_any_drafter_and_k(
     name: str, weight_format: str | None, opened: Callable[[str], OpenModel]
 ) -> None:
     model = opened(name)
-    target = NativeDecoder(model.config, model.packed_weights(weight_format), kv_dtype=torch.float16)
-    draft = NativeDecoder(model.config, model.packed_weights("q4_1"), kv_dtype=torch.float16)
+    target = NativeDecoder(model.config, model.packed_weights(weight_format), kv_dtype="float16")
+    draft = NativeDecoder(model.config, model.packed_weights("q4_1"), kv_dtype="float16")
 
     def draft_model(tree_width: int = 1) -> DraftModelDrafter:
         runner = ModelRunner(draft, num_blocks=64, block_size=4)
@@ -131,7 +126,7 @@ NODES = [7, 9, 3, 11, 7, 2, 5, 8]
 
 def tree_and_chains(
     model: Decoder | NativeDecoder, prompt: list[int], other: list[int]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+) -> tuple[list[Rows], list[Rows]]:
     """For the last token of ``prompt`` and each node of the tree after it: its logits in a pass over the whole tree,
     beside another request's chunk, and those of its path as a chain."""
     runner = ModelRunner(model, num_blocks=64, block_size=4)
@@ -142,19 +137,19 @@ def tree_and_chains(
         runner.forward([Chunk("tree", prompt[:-1], 0, 1)])
     paths = tree_paths(PARENTS, start)
     tree = Chunk("tree", [prompt[-1], *NODES], start - 1, len(NODES) + 1, start, paths)
-    beside, rows = runner.forward([Chunk("other", other, 0, 1), tree])
-    assert torch.equal(beside, logits_of(model, other)[-1:]) or isinstance(model, Decoder)
+    beside, rows = runner.forward([Chunk("other", other, 0, 1), tree]).logits
+    assert np.array_equal(beside.row(0), logits_of(model, other)[-1]) or isinstance(model, Decoder)
     chains = [logits_of(model, prompt)[-1]]
     chains += [logits_of(model, [*prompt, *(NODES[place - start] for place in path)])[-1] for path in paths]
-    return list(rows), chains
+    return list(rows.rows(slice(None))), chains
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_tree_row_has_the_bits_of_its_path(name: str, opened: Callable[[str], OpenModel]) -> None:
     model = opened(name)
-    native_model = NativeDecoder(model.config, model.packed_weights("q8_0"), kv_dtype=torch.float16)
-    reference = Decoder(model.config, model.dense_weights(torch.float32), torch.device("cpu"))
-    library = native.library()
+    native_model = NativeDecoder(model.config, model.packed_weights("q8_0"), kv_dtype="float16")
+    reference = load_decoder(model)
+    library = native.library
     usual = library.num_threads()
     try:
         for threads in (1, 2, 3):
@@ -162,21 +157,21 @@ def test_a_tree_row_has_the_bits_of_its_path(name: str, opened: Callable[[str], 
             for prompt in PROMPTS:
                 rows, chains = tree_and_chains(native_model, prompt, PROMPTS[1])
                 for row, chain in zip(rows, chains, strict=True):
-                    assert torch.equal(row, chain)
+                    assert np.array_equal(row, chain)
     finally:
         library.set_num_threads(usual)
     for prompt in PROMPTS:
         rows, chains = tree_and_chains(reference, prompt, PROMPTS[2])
         for row, chain in zip(rows, chains, strict=True):
-            assert (row - chain).abs().max() / chain.abs().max() < 1e-5
+            assert largest_difference(row, chain) < 1e-5
 
 
 @pytest.mark.parametrize("path", [[0, 2, 4, 7], [1, 3], [0], []])
 def test_the_accepted_path_goes_on_as_a_chain(path: list[int], opened: Callable[[str], OpenModel]) -> None:
     model = opened(next(iter(MODELS)))
     for decoder in (
-        NativeDecoder(model.config, model.packed_weights(), kv_dtype=torch.float16),
-        Decoder(model.config, model.dense_weights(torch.float32), torch.device("cpu")),
+        NativeDecoder(model.config, model.packed_weights(), kv_dtype="float16"),
+        load_decoder(model),
     ):
         runner = ModelRunner(decoder, num_blocks=16, block_size=4)
         prompt = PROMPTS[1]
@@ -184,9 +179,9 @@ def test_the_accepted_path_goes_on_as_a_chain(path: list[int], opened: Callable[
         runner.forward([Chunk("x", prompt, 0, 1)])
         runner.forward([Chunk("x", NODES, len(prompt), 1, len(prompt), tree_paths(PARENTS, len(prompt)))])
         runner.keep_path("x", len(prompt), path)
-        (after,) = runner.forward([Chunk("x", [6], len(prompt) + len(path), 1)])
+        (after,) = runner.forward([Chunk("x", [6], len(prompt) + len(path), 1)]).logits
         chain = logits_of(decoder, [*prompt, *(NODES[node] for node in path), 6])[-1]
         if isinstance(decoder, NativeDecoder):
-            assert torch.equal(after[0], chain)
+            assert np.array_equal(after.row(0), chain)
         else:
-            assert (after[0] - chain).abs().max() / chain.abs().max() < 1e-5
+            assert largest_difference(after.row(0), chain) < 1e-5

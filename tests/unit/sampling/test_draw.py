@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.ops import native
+from outrider import native
 from outrider.sampling.draw import draw_token
 from outrider.sampling.noise import Purpose, Weights
 from outrider.sampling.probabilities import numpy_probabilities, probabilities

@@ -17,13 +17,13 @@ from outrider.config import EngineConfig
 from outrider.engine.memory import MemoryPlan
 from outrider.engine.setup import ReadyEngine
 from outrider.models.tokenizer import Tokenizer
-from outrider.models.toy import ToyModel
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.sampling_params import StructuredOutputs
 from outrider.server.reasoning import ReasoningParser, ReasoningStyle, after_thoughts, is_open, is_read
 from outrider.server.settings import ServerSettings
 from tests.serving import TOOL_TEMPLATE, TOY_CONFIG, RunningServer, running
+from tests.toy import ToyModel
 from tests.unit.engine.helpers import engine_of, oracle
 
 CASES: list[tuple[bool, str, str, str]] = [

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.models.toy import ToyModel, random_table
 from outrider.runner.model_runner import ModelRunner
 from outrider.speculation import cost_cache
 from outrider.speculation.cost_cache import costs_of
 from outrider.speculation.costs import PassCosts, PassLoad
+from tests.toy import ToyModel, random_table
 
 TABLE = {1: 1.0, 4: 1.2, 16: 2.0}
 KEY = {"model": "toy", "threads": 2}

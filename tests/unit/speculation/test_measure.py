@@ -3,16 +3,17 @@ empty."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torch import Tensor
 
+from outrider.models.base import ModelOutput
 from outrider.models.batch import ForwardBatch
-from outrider.models.toy import ToyModel, random_table
 from outrider.runner.model_runner import ModelRunner
 from outrider.speculation.costs import PassLoad
 from outrider.speculation.measure import ROWS, measure_passes
+from tests.toy import Tokens, ToyModel, random_table
 
 
 class TimedModel(ToyModel):
@@ -27,14 +28,14 @@ class TimedModel(ToyModel):
     def __call__(self) -> float:
         return self.now
 
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, cache: Tokens, capture: Sequence[int] = ()) -> ModelOutput:
         base, per_row, per_attended = self._distribution_of_time
         rows = len(batch.token_ids)
-        cache.view(-1)[:] = 0  # the context before the timed rows was never written
+        cache[:] = 0  # the context before the timed rows was never written
         self.hiccup += 1
         slow = 5.0 if self.hiccup % 4 == 0 else 1.0
         self.now += slow * (base + per_row * rows + per_attended * rows * max(batch.seq_lens))
-        return super().forward(batch, cache)
+        return super().forward(batch, cache, capture)
 
 
 def runner_of(model: ToyModel, **sizes: Any) -> ModelRunner:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from outrider.detokenizer import Detokenizer
 from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal, ProposalNote
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.models.toy import random_table
 from outrider.request import Request
 from outrider.request_state import RequestState
 from outrider.sampling.request_sampler import RequestSampler
@@ -24,6 +23,7 @@ from outrider.speculation.costs import PassLoad
 from outrider.speculation.policy import NOT_WORTH_IT, Choice, Draftable, FixedPolicy, Plan, StepOutlook
 from outrider.speculation.report import RequestOutcome, StepReport
 from outrider.speculation.speculator import Speculator
+from tests.toy import random_table
 from tests.unit.engine.helpers import GREEDY, Composite, LetterStream, oracle, run, toy_engine
 
 VOCAB = 10

@@ -1,4 +1,4 @@
-"""Models of every supported family in GGUF files: configuration, and weights dequantized under the canonical names.
+"""Models of every supported family in GGUF files: configuration, and weights under the canonical names.
 
 Reads through ``gguf_file``; builds no tokenizer.
 """
@@ -6,12 +6,11 @@ Reads through ``gguf_file``; builds no tokenizer.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.errors import ModelFormatError
@@ -29,6 +28,7 @@ from outrider.models.config import (
 )
 from outrider.models.loader.gguf_file import GGUFFile
 from outrider.models.loader.shapes import Shape, check_weights, expected_shapes
+from outrider.models.packing import dequantized
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 """Values of ``general.architecture``; Mistral models call themselves ``llama``."""
@@ -56,8 +56,6 @@ _LAYERS_OF_GEMMA3_27B = 62
 """No file states what scores are divided by; of the published sizes only this one does not use the head's size."""
 
 _ROPE_FACTORS = "rope_freqs.weight"
-_CHUNK_VALUES = 1 << 18
-"""Values dequantized at a time: bounds the float32 copy that exists beside the finished weights."""
 
 
 def gguf_name(name: str) -> str:
@@ -68,13 +66,13 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER_NAMES[part]}"
 
 
-def unpermute_rows(num_heads: int, head_dim: int) -> NDArray[np.intp]:
+def unpermute_rows(num_heads: int, head_dim: int) -> NDArray[np.int64]:
     """Row indices [num_heads * head_dim] that turn interleaved rotary rows into two halves.
 
     Llama GGUF files store row (head, i, half) where the decoder wants (head, half, i), so ``stored[indices]`` is in
     the decoder's order. Rows are moved whole, so it applies to packed weights too.
     """
-    rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
+    rows = np.arange(num_heads * head_dim, dtype=np.int64).reshape(num_heads, head_dim // 2, 2)
     return rows.swapaxes(1, 2).reshape(-1)
 
 
@@ -203,21 +201,21 @@ def checked_shapes(file: GGUFFile, config: ModelConfig) -> dict[str, tuple[str, 
     return wanted
 
 
-def read_weights(file: GGUFFile, config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Every weight under its canonical name, dequantized to ``dtype``.
+def read_weights(file: GGUFFile, config: ModelConfig) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Every canonical name and its weight in float32, one after another.
 
-    Raises ``ModelFormatError`` as ``checked_shapes`` and ``dequantized`` do.
+    Raises ``ModelFormatError`` as ``checked_shapes`` and ``float_weight`` do.
     """
     wanted = checked_shapes(file, config)
 
-    def read(name: str) -> torch.Tensor:
-        return dequantized(file, *wanted[name], dtype, row_order(config, name))
+    def read(name: str) -> NDArray[np.float32]:
+        return float_weight(file, *wanted[name], row_order(config, name))
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return dict(zip(wanted, pool.map(read, wanted), strict=True))
+        yield from zip(wanted, pool.map(read, wanted), strict=True)
 
 
-def row_order(config: ModelConfig, name: str) -> NDArray[np.intp] | None:
+def row_order(config: ModelConfig, name: str) -> NDArray[np.int64] | None:
     """The order in which the rows of a canonical weight are taken from the file; ``None`` if as they lie."""
     part = name.rpartition(".")[2]
     if config.family == "llama" and part in ("q", "q_bias", "k", "k_bias"):
@@ -225,34 +223,21 @@ def row_order(config: ModelConfig, name: str) -> NDArray[np.intp] | None:
     return None
 
 
-def dequantized(
-    file: GGUFFile, name: str, shape: Shape, dtype: torch.dtype, order: NDArray[np.intp] | None = None
-) -> torch.Tensor:
-    """The tensor ``name`` as ``dtype`` in ``shape``, its rows (a vector's values) taken in ``order`` if given.
+def float_weight(
+    file: GGUFFile, name: str, shape: Shape, order: NDArray[np.int64] | None = None
+) -> NDArray[np.float32]:
+    """The tensor ``name`` in float32 and ``shape``, its rows (a vector's values) taken in ``order`` if given.
 
     Raises ``ModelFormatError`` for a type that cannot be dequantized.
     """
-    import gguf
-
-    info = file.tensors[name]
-    kind = gguf.GGMLQuantizationType(info.type_id)
-    packed, vector = file.raw(name), len(shape) == 1
-    if order is not None and not vector:
-        packed = packed[order]
-    result = torch.empty(shape, dtype=dtype)
-    flat, rows = result.view(-1), max(1, _CHUNK_VALUES // shape[-1])
-    for start in range(0, packed.shape[0], rows):
-        # Blocks do not cross rows, so rows laid end to end give the same values in far fewer array operations.
-        chunk = np.ascontiguousarray(packed[start : start + rows]).reshape(1, -1)
-        if kind.name in ("F32", "F16"):
-            chunk = chunk.view("<f4" if kind.name == "F32" else "<f2")
-        try:
-            values = gguf.dequantize(chunk, kind)[0]
-        except NotImplementedError:
-            raise ModelFormatError(
-                f"{file.path}: tensor {name!r} has the quantization type {kind.name}, which cannot be dequantized; "
-                "use a file with another quantization"
-            ) from None
-        first = start * shape[-1]
-        flat[first : first + len(values)] = torch.from_numpy(values if values.flags.writeable else values.copy())
-    return result[torch.from_numpy(order)] if order is not None and vector else result
+    info, raw = file.tensors[name], file.raw(name)
+    if order is not None and len(shape) > 1:
+        raw = raw[order]
+    try:
+        values = dequantized(raw, info.type_id).reshape(shape)
+    except NotImplementedError:
+        raise ModelFormatError(
+            f"{file.path}: tensor {name!r} has the quantization type {info.type_name}, which cannot be dequantized; "
+            "use a file with another quantization"
+        ) from None
+    return values[order] if order is not None and len(shape) == 1 else values

@@ -28,16 +28,60 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Value type -> struct code."""
 
+TENSOR_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+"""Tensor type of ggml -> name, values in a block, bytes of a block. As in the ``gguf`` package, which a test compares
+with: reading it from there would import the package at every start."""
+
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor: ``shape`` as torch has it (rows first), ``type_id`` of ggml, bytes [offset, offset + size)."""
+    """One tensor: ``shape`` rows first, ``type_id`` of ggml, bytes [offset, offset + size) of the file."""
 
     name: str
     shape: tuple[int, ...]
     type_id: int
     offset: int
     size: int
+
+    @property
+    def type_name(self) -> str:
+        """What ggml calls the type."""
+        return TENSOR_TYPES[self.type_id][0]
 
 
 @dataclass(frozen=True)
@@ -186,20 +230,15 @@ class GGUFFile:
         return np.frombuffer(self._data, kind, count=count, offset=start).tolist()
 
     def _read_tensor(self) -> TensorInfo:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
         name = self._string("a tensor's name")
         num_dimensions = self._number("I", name)
         if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
             raise self._bad(f"tensor {name!r} has {num_dimensions} dimensions; the file is damaged")
         shape = tuple(self._number("Q", name) for _ in range(num_dimensions))[::-1]
         type_id, offset = self._number("I", name), self._number("Q", name)
-        try:
-            block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type_id)]
-        except (ValueError, KeyError):
-            raise self._bad(
-                f"tensor {name!r} has the unknown quantization type {type_id}; it is not supported"
-            ) from None
+        if type_id not in TENSOR_TYPES:
+            raise self._bad(f"tensor {name!r} has the unknown quantization type {type_id}; it is not supported")
+        _, block, block_bytes = TENSOR_TYPES[type_id]
         if 0 in shape or shape[-1] % block:
             raise self._bad(f"tensor {name!r} has shape {list(shape)}; its rows must be whole blocks of {block} values")
         return TensorInfo(name, shape, type_id, offset, math.prod(shape) // block * block_bytes)

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+from numpy.typing import NDArray
 
 from outrider.errors import ModelFormatError
+from outrider.extras import torch_backend
 from outrider.models.config import ModelConfig
 from outrider.models.loader.gguf_tokenizer import cached_backend
-from outrider.models.loader.shapes import Shape, check_weights, expected_shapes
+from outrider.models.loader.safetensors_file import SafetensorsFile
+from outrider.models.loader.shapes import check_weights, expected_shapes
+from outrider.models.packing import float32_of
 from outrider.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
-
-_READ_TYPES = ("F32", "F16", "BF16")
 
 _GLOBAL_NAMES = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "lm_head": "lm_head.weight"}
 _LAYER_NAMES = {
@@ -93,38 +93,33 @@ def read_config(folder: Path) -> ModelConfig:
         raise ModelFormatError(f"{folder}: {error}") from None
 
 
-def read_weights(folder: Path, config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Every weight under its canonical name, converted to ``dtype``.
+def open_weights(folder: Path, config: ModelConfig) -> dict[str, NDArray[Any]]:
+    """Every weight under its canonical name, as it is stored: float32, float16, or uint16 with the bits of bfloat16.
 
-    Raises ``ModelFormatError`` naming a tensor that is missing, not known, of a wrong shape or of a type other than
-    F32, F16 and BF16, or a file that is missing or truncated.
+    They are views of the mapped files, but for norms to which something is added. Raises ``ModelFormatError`` naming a
+    tensor that is missing, not known, of a wrong shape or of a type other than F32, F16 and BF16, or a file that is
+    missing or truncated.
     """
-    from safetensors import SafetensorError, safe_open
-
-    where: dict[str, Path] = {}
-    found: dict[str, Shape] = {}
+    where: dict[str, SafetensorsFile] = {}
     for path in _weight_files(folder):
-        for name, shape in _read_header(path).items():
+        file = SafetensorsFile(path)
+        for name in file.tensors:
             if name in where:
-                raise ModelFormatError(f"{path}: tensor {name!r} is in {where[name].name} too; fetch the model again")
-            where[name], found[name] = path, shape
+                other = where[name].path.name
+                raise ModelFormatError(f"{path}: tensor {name!r} is in {other} too; fetch the model again")
+            where[name] = file
     shapes, offset = expected_shapes(config), config.family in _OFFSET_NORM_FAMILIES
     wanted = {name: (huggingface_name(name, config.sandwich_norms), shape) for name, shape in shapes.items()}
-    ignored = {name for name in found if name.endswith("rotary_emb.inv_freq")}
+    ignored = {name for name in where if name.endswith("rotary_emb.inv_freq")}
     if config.tie_word_embeddings:
         ignored.add(_GLOBAL_NAMES["lm_head"])
-    check_weights(folder, wanted, {name: shape for name, shape in found.items() if name not in ignored})
-    weights: dict[str, torch.Tensor] = {}
-    for path in dict.fromkeys(where.values()):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name, (stored, _) in wanted.items():
-                    if where[stored] == path:
-                        tensor = file.get_tensor(stored)
-                        weights[name] = (tensor.float() + 1 if offset and name.endswith("norm") else tensor).to(dtype)
-        except (SafetensorError, OSError) as error:
-            raise ModelFormatError(f"{path}: cannot be read ({error}); fetch it again") from None
-    return {name: weights[name] for name in wanted}
+    found = {name: file.tensors[name].shape for name, file in where.items() if name not in ignored}
+    check_weights(folder, wanted, found)
+    weights: dict[str, NDArray[Any]] = {}
+    for name, (stored, _) in wanted.items():
+        view = where[stored].view(stored)
+        weights[name] = float32_of(view) + 1 if offset and name.endswith("norm") else view
+    return weights
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -146,36 +141,6 @@ def _weight_files(folder: Path) -> list[Path]:
             "so convert others first"
         )
     return [single]
-
-
-def _read_header(path: Path) -> dict[str, Shape]:
-    """Name -> shape of the file's tensors; checks types and that the file is as long as its header says."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= size - 8:
-            raise ModelFormatError(f"{path}: this is no safetensors file, or it is truncated ({size} bytes)")
-        header = file.read(length)
-    try:
-        entries = json.loads(header)
-        entries.pop("__metadata__", None)
-        table = {
-            name: (entry["dtype"], tuple(map(int, entry["shape"])), int(entry["data_offsets"][1]))
-            for name, entry in entries.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelFormatError(f"{path}: the safetensors header is damaged ({error}); fetch the file again") from None
-    missing = 8 + length + max((end for _, _, end in table.values()), default=0) - size
-    if missing > 0:
-        raise ModelFormatError(f"{path}: the file is truncated: {missing} of {size + missing} bytes are missing")
-    for name, (kind, shape, _) in table.items():
-        if kind not in _READ_TYPES and not name.endswith("rotary_emb.inv_freq"):
-            raise ModelFormatError(
-                f"{path}: tensor {name!r} {list(shape)} is stored as {kind}; only {', '.join(_READ_TYPES)} are read, "
-                "so use the unquantized checkpoint or a .gguf file"
-            )
-    return {name: shape for name, (_, shape, _) in table.items()}
 
 
 def load_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
@@ -229,15 +194,10 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
     digest = hashlib.sha256()
     for path in older:
         digest.update(path.read_bytes())
-    return cached_backend(digest.hexdigest(), lambda: _converted(folder))
+    what = f"the tokenizer of {str(folder)!r}, which has no tokenizer.json,"
 
+    def converted() -> tokenizers.Tokenizer:
+        backend: tokenizers.Tokenizer = torch_backend("tokenizers", what).converted(folder)
+        return backend
 
-def _converted(folder: Path) -> tokenizers.Tokenizer:
-    from transformers import AutoTokenizer
-
-    try:
-        backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
-    except Exception as error:  # a third-party conversion of untrusted data: anything may come
-        reason = " ".join(str(error).split())
-        raise ModelFormatError(f"{folder}: its tokenizer cannot be converted: {reason}") from None
-    return backend
+    return cached_backend(digest.hexdigest(), converted)

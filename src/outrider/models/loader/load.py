@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+from numpy.typing import NDArray
 
 from outrider.models.config import ModelConfig
 from outrider.models.loader import gguf, gguf_tokenizer, huggingface
@@ -32,11 +32,14 @@ class OpenModel:
         """What to call the model."""
         return self.source.name
 
-    def dense_weights(self, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
-        """Every weight under its canonical name as ``dtype``, in CPU memory. Raises ``ModelFormatError``."""
+    def dense_weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Every canonical name and its weight, one after another: float32, float16, or uint16 (bits of bfloat16).
+
+        Those of a folder are views of its files. Raises ``ModelFormatError``.
+        """
         if self.source.kind == "gguf":
-            return gguf.read_weights(GGUFFile(self.source.path), self.config, dtype)
-        return huggingface.read_weights(self.source.path, self.config, dtype)
+            return gguf.read_weights(GGUFFile(self.source.path), self.config)
+        return iter(huggingface.open_weights(self.source.path, self.config).items())
 
     def packed_weights(self, weight_format: str | None = None, head_rows: Sequence[int] | None = None) -> PackedWeights:
         """Every weight for the native kernels: matrices packed, vectors float32. Raises ``ModelFormatError``.
@@ -49,16 +52,6 @@ class OpenModel:
         if self.source.kind == "gguf":
             return packed.from_gguf(GGUFFile(self.source.path), self.config, weight_format, head_rows)
         return packed.from_huggingface(self.source.path, self.config, weight_format, head_rows)
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model with its weights as dense tensors under canonical names, in CPU memory."""
-
-    config: ModelConfig
-    weights: Mapping[str, torch.Tensor]
-    tokenizer: Tokenizer
-    source: ModelSource
 
 
 def open_model(reference: str, progress: Progress | None = None) -> OpenModel:
@@ -75,9 +68,3 @@ def open_model(reference: str, progress: Progress | None = None) -> OpenModel:
         config = huggingface.read_config(source.path)
         tokenizer = huggingface.load_tokenizer(source.path, config)
     return OpenModel(replace(config, eos_token_ids=tokenizer.eos_token_ids), tokenizer, source)
-
-
-def load_model(reference: str, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> LoadedModel:
-    """Open the model that ``reference`` names and read its weights as ``dtype``. Raises as ``open_model`` does."""
-    opened = open_model(reference, progress)
-    return LoadedModel(opened.config, opened.dense_weights(dtype), opened.tokenizer, opened.source)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 native = pytest.importorskip("outrider._native", reason="the native library is not built")
 
@@ -29,8 +28,8 @@ def with_value(value: float) -> Any:
     return weights
 
 
-def cache(shape: tuple[int, ...] = (2, 4, 1, 8), dtype: torch.dtype = torch.float16) -> Any:
-    return torch.zeros(shape, dtype=dtype)
+def cache(shape: tuple[int, ...] = (2, 4, 1, 8), dtype: str = "float16") -> Any:
+    return np.zeros(shape, dtype=dtype)
 
 
 def attention(**changed: Any) -> Any:
@@ -91,8 +90,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "rotary: table": (lambda: native.rotary(np.ones((2, 1, 8), np.float32), F32, F32), ValueError, "32, expected 4"),
     "argmax: empty": (lambda: native.argmax(np.ones((1, 0), np.float32)), ValueError, "at least one column"),
     "log_sum_exp: empty": (lambda: native.log_sum_exp(np.ones((1, 0), np.float32)), ValueError, "at least one"),
-    "attention: dtype": (lambda: attention(keys=cache(dtype=torch.bfloat16)), ValueError, "keys must be float32 or"),
-    "attention: differ": (lambda: attention(values=cache(dtype=torch.float32)), ValueError, "differ in type"),
+    "attention: dtype": (lambda: attention(keys=cache(dtype="uint16")), ValueError, "keys must be float32 or"),
+    "attention: differ": (lambda: attention(values=cache(dtype="float32")), ValueError, "differ in type"),
     "attention: dimensions": (lambda: attention(keys=cache((2, 4, 8))), ValueError, "num_blocks"),
     "attention: head_dim": (lambda: attention(query=np.ones((1, 2, 4), np.float32)), ValueError, "8, expected 4"),
     "attention: heads": (
@@ -120,7 +119,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "KVCache: none": (lambda: native.KVCache([], []), ValueError, "at least one layer"),
     "KVCache: dimensions": (lambda: native.KVCache([cache((2, 4))], [cache((2, 4))]), ValueError, "num_blocks"),
     "KVCache: dtype": (
-        lambda: native.KVCache([cache(dtype=torch.float64)], [cache(dtype=torch.float64)]),
+        lambda: native.KVCache([cache(dtype="float64")], [cache(dtype="float64")]),
         ValueError,
         "of 64 bits",
     ),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.ops import native
+from outrider import native
 from outrider.sampling.logprobs import log_softmax, report, report_of_logits
 from outrider.sampling.noise import Purpose, Weights
 from outrider.sampling.probabilities import greedy_token, numpy_probabilities, probabilities
@@ -162,7 +162,7 @@ def test_reports_agree_on_a_large_vocabulary(dtype: Any) -> None:
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    library, row = native.library(), row_of(6, 151_936, 3.0, 0.0, np.float32)
+    library, row = native.library, row_of(6, 151_936, 3.0, 0.0, np.float32)
     wanted: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"typical_p": 0.5}]
     before, results = library.num_threads(), []
     try:
@@ -176,8 +176,8 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
-    library, row = native.library(), np.zeros(4, dtype=np.float32)
-    keys = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+    library, row = native.library, np.zeros(4, dtype=np.float32)
+    keys: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
     with pytest.raises(ValueError, match="must not be empty"):
         library.probabilities(row[:0], **keys)
     with pytest.raises(ValueError, match="float32 or float64"):

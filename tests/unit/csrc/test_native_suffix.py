@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.ops import native
+from outrider import native
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 
@@ -17,7 +17,7 @@ Draft = tuple[list[int], list[int], list[float], int]
 
 
 def index_of(*texts: Sequence[int], limit: int = 1 << 16) -> Any:
-    index = native.library().SuffixIndex(limit)
+    index = native.library.SuffixIndex(limit)
     for number, text in enumerate(texts):
         if number:
             index.end_text()
@@ -155,7 +155,7 @@ def test_what_follows_another_text(
 @settings(max_examples=100)
 @given(text=st.lists(st.integers(0, 5), min_size=1, max_size=60), limit=st.integers(1, 12), pieces=st.integers(1, 4))
 def test_a_full_index_has_forgotten_the_oldest_tokens(text: list[int], limit: int, pieces: int) -> None:
-    index = native.library().SuffixIndex(limit)
+    index = native.library.SuffixIndex(limit)
     for first in range(0, len(text), pieces):
         index.extend(text[first : first + pieces])
     assert index.size == min(len(text), limit)
@@ -178,7 +178,7 @@ def test_frequent_beats_recent_and_recent_breaks_ties() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    library = native.library()
+    library = native.library
     with pytest.raises(ValueError, match="limit=0"):
         library.SuffixIndex(0)
     index = library.SuffixIndex(8)

@@ -1,4 +1,4 @@
-"""Tensor primitives in plain torch, for any device: the first backend, and the oracle of every faster one.
+"""Tensor primitives in plain torch, for any device: the oracle of every faster backend.
 
 Softmax, norms and rotary angles are computed in float32 whatever the type of the weights.
 """
@@ -38,11 +38,6 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """``gate_up`` [n, 2d], the gate's half first: gelu(gate) * up, [n, d], by the tanh formula (arXiv 1606.08415)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
-
-
-def rotary_frequencies(head_dim: int, theta: float) -> Tensor:
-    """Inverse frequencies ``theta^(-2i/head_dim)``, [head_dim / 2] float32 (arXiv 2104.09864)."""
-    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
 def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Models whose distribution is known exactly, for tests and audits.
+"""Models whose distribution is known exactly.
 
 A toy model keeps token ids in its paged cache instead of K and V, and reads each row's context back through the
 block tables. So a wrong slot, a rollback that forgets, or a block given to two requests changes its output.
@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from outrider.models.base import ModelOutput
 from outrider.models.batch import ForwardBatch
-from outrider.ops.reference import move_kv
+from outrider.models.logits import ArrayLogits
 
 Distribution = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """From a context (all tokens so far) to the distribution of the next one, [vocab]."""
@@ -23,13 +22,21 @@ Distribution = Callable[[tuple[int, ...]], NDArray[np.float64]]
 EMPTY = -1
 
 
+Tokens = NDArray[np.int64]
+
+
 class ToyModel:
-    """A ``CausalModel`` given by a function from context to distribution; logits are its logarithms in float64."""
+    """A ``CausalModel`` given by a function from context to distribution; logits are its logarithms in float64.
+
+    Its one layer passes the context's length and last token on, so that captured states can be checked.
+    """
+
+    num_layers = 1
+    device = "cpu"
 
     def __init__(self, vocab_size: int, distribution: Distribution, *, max_model_len: int = 4096) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.device = torch.device("cpu")
         self.num_passes = 0
         self._probs = distribution
 
@@ -37,33 +44,38 @@ class ToyModel:
         """Bytes of one block: one int64 per token."""
         return 8 * block_size
 
-    def new_cache(self, num_blocks: int, block_size: int) -> Tensor:
+    def new_cache(self, num_blocks: int, block_size: int) -> Tokens:
         """Token ids [num_blocks, block_size], all ``EMPTY``."""
-        return torch.full((num_blocks, block_size), EMPTY, dtype=torch.int64)
+        return np.full((num_blocks, block_size), EMPTY, dtype=np.int64)
 
-    def move(self, cache: Tensor, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+    def move(self, cache: Tokens, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
         """Copy the token ids of each slot to another."""
-        move_kv(cache[:, :, None, None], from_slots, to_slots)
+        flat = cache.reshape(-1)
+        flat[list(to_slots)] = flat[list(from_slots)]
 
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, cache: Tokens, capture: Sequence[int] = ()) -> ModelOutput:
         """Logits [num_logits, vocab] float64."""
         self.num_passes += 1
         block_size = cache.shape[1]
-        cache.view(-1)[batch.slot_mapping] = batch.token_ids
+        cache.reshape(-1)[batch.slot_mapping] = batch.token_ids
         owner = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.query_start))
-        rows = []
+        rows: list[NDArray[np.float64]] = []
+        states: list[list[list[int]]] = []
         for row in batch.logit_rows.tolist():
             places = list(range(int(batch.positions[row]) + 1))
             if batch.tree is not None:
                 start = batch.tree.start[owner[row]]
                 places[start:] = batch.tree.places[row, : len(places[start:])].tolist()
             blocks = batch.block_tables[owner[row], : -(-(max(places) + 1) // block_size)]
-            context = tuple(cache[blocks].view(-1)[places].tolist())
+            context = tuple(cache[blocks].reshape(-1)[places].tolist())
             if EMPTY in context:
                 raise RuntimeError(f"context {context} was read before it was written")
             with np.errstate(divide="ignore"):
                 rows.append(np.log(self._probs(context)))
-        return torch.from_numpy(np.array(rows, dtype=np.float64).reshape(-1, self.vocab_size))
+            states.append([[len(context), context[-1]] for _ in capture])
+        logits = ArrayLogits(np.array(rows, dtype=np.float64).reshape(-1, self.vocab_size))
+        hidden = np.array(states, dtype=np.float32).reshape(-1, len(capture), 2) if capture else None
+        return ModelOutput(logits, hidden)
 
 
 def random_table(vocab_size: int, seed: int, *, order: int = 2, sharpness: float = 1.0) -> Distribution:

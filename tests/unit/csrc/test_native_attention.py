@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -21,8 +21,8 @@ Floats = NDArray[np.float32]
 class Case:
     """A paged cache with requests of given lengths in shuffled blocks; ``query`` holds each one's last rows."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: NDArray[Any]
+    values: NDArray[Any]
     tables: NDArray[np.int64]
     query: list[Floats]
     seq_lens: list[int]
@@ -49,8 +49,8 @@ class Case:
     def request(self, r: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """K and V of request r in order, [seq_len, kv_heads, head_dim]."""
 
-        def gather(cache: torch.Tensor) -> NDArray[np.float64]:
-            wide: NDArray[np.float64] = cache[self.tables[r]].flatten(0, 1)[: self.seq_lens[r]].double().numpy()
+        def gather(cache: NDArray[Any]) -> NDArray[np.float64]:
+            wide: NDArray[np.float64] = flat(cache[self.tables[r]])[: self.seq_lens[r]].astype(np.float64)
             return wide
 
         return gather(self.keys), gather(self.values)
@@ -69,24 +69,27 @@ class Case:
         return mixed
 
 
-def make(
-    seq_lens: list[int], rows: list[int], heads: int, kv_heads: int, dim: int, block: int, dtype: torch.dtype
-) -> Case:
-    torch.manual_seed(sum(seq_lens) + dim)
+def flat(cache: NDArray[Any]) -> NDArray[Any]:
+    """The cache by slots, [slots, kv_heads, head_dim]; not copied."""
+    return cache.reshape(-1, *cache.shape[2:])
+
+
+def make(seq_lens: list[int], rows: list[int], heads: int, kv_heads: int, dim: int, block: int, dtype: str) -> Case:
+    rng = np.random.default_rng(sum(seq_lens) + dim)
     counts = [-(-n // block) for n in seq_lens]
     total = sum(counts) + 1
-    keys, values = (torch.randn(total, block, kv_heads, dim).to(dtype) for _ in range(2))
-    order = torch.randperm(total).tolist()
+    keys, values = (rng.standard_normal((total, block, kv_heads, dim)).astype(dtype) for _ in range(2))
+    order = rng.permutation(total).tolist()
     tables = np.zeros((len(seq_lens), max(counts)), np.int64)
     for r, n in enumerate(counts):
         tables[r, :n] = [order.pop() for _ in range(n)]
-    query = [torch.randn(n, heads, dim).numpy() for n in rows]
+    query = [rng.standard_normal((n, heads, dim)).astype(np.float32) for n in rows]
     return Case(keys, values, tables, query, seq_lens)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("window", [0, 5, 100])
-def test_agrees_with_float64(dtype: torch.dtype, window: int, variant: str) -> None:
+def test_agrees_with_float64(dtype: str, window: int, variant: str) -> None:
     case = make([1, 17, 300, 700], [1, 17, 3, 40], 6, 2, 64, 16, dtype)
     for r, out in enumerate(case.run(window)):
         np.testing.assert_allclose(out, case.reference(r, window), rtol=1e-4, atol=2e-5)
@@ -100,7 +103,7 @@ def test_agrees_with_float64(dtype: torch.dtype, window: int, variant: str) -> N
     st.sampled_from([1, 2, 16, 32]),
 )
 def test_any_shape(lengths: list[tuple[int, int]], heads: tuple[int, int], dim: int, block: int) -> None:
-    case = make([n for n, _ in lengths], [min(n, rows) for n, rows in lengths], *heads, dim, block, torch.float32)
+    case = make([n for n, _ in lengths], [min(n, rows) for n, rows in lengths], *heads, dim, block, "float32")
     for r, out in enumerate(case.run()):
         np.testing.assert_allclose(out, case.reference(r), rtol=1e-4, atol=3e-5)
 
@@ -108,7 +111,7 @@ def test_any_shape(lengths: list[tuple[int, int]], heads: tuple[int, int], dim: 
 @pytest.mark.parametrize("window", [0, 70])
 def test_a_row_has_the_same_bits_in_any_company(window: int, variant: str) -> None:
     """Alone, in a chunk, in a batch, with 1, 2 or 3 threads: long contexts are split or not, with equal bits."""
-    case = make([1100, 40, 530], [33, 9, 1], 6, 2, 64, 16, torch.float16)
+    case = make([1100, 40, 530], [33, 9, 1], 6, 2, 64, 16, "float16")
     results = []
     for threads in (1, 2, 3):
         native.set_num_threads(threads)
@@ -125,12 +128,12 @@ def test_a_row_has_the_same_bits_in_any_company(window: int, variant: str) -> No
 
 def test_keys_after_a_row_cannot_reach_it(variant: str) -> None:
     """NaN in a later row's K and V, and in memory that was never written."""
-    case = make([70], [4], 2, 1, 16, 16, torch.float32)
+    case = make([70], [4], 2, 1, 16, 16, "float32")
     clean = case.run()[0]
     for cache in (case.keys, case.values):
-        flat = cache.flatten(0, 1)
-        flat[case.tables[0, 4] * 16 + 5] = torch.nan  # place 69, the last row's own
-        flat[case.tables[0, 4] * 16 + 6 : case.tables[0, 4] * 16 + 16] = torch.nan
+        slots = flat(cache)
+        slots[case.tables[0, 4] * 16 + 5] = np.nan  # place 69, the last row's own
+        slots[case.tables[0, 4] * 16 + 6 : case.tables[0, 4] * 16 + 16] = np.nan
     dirty = case.run()[0]
     assert np.array_equal(dirty[:3], clean[:3])
     assert np.isnan(dirty[3]).all()
@@ -169,10 +172,10 @@ def as_tree(case: Case, window: int, committed: int = 2) -> tuple[Floats, list[F
     )
     chains = []
     for node, path in enumerate(paths):
-        keys, values = case.keys.clone(), case.values.clone()
+        keys, values = case.keys.copy(), case.values.copy()
         slots = [int(case.tables[last, p // 16]) * 16 + p % 16 for p in range(case.seq_lens[last])]
         for cache, old in ((keys, case.keys), (values, case.values)):
-            cache.flatten(0, 1)[slots[start : start + len(path)]] = old.flatten(0, 1)[[slots[p] for p in path]]
+            flat(cache)[slots[start : start + len(path)]] = flat(old)[[slots[p] for p in path]]
         query, length = case.query[last][committed + node][None], start + len(path)
         table = case.tables[[last]]
         chains.append(
@@ -181,9 +184,9 @@ def as_tree(case: Case, window: int, committed: int = 2) -> tuple[Floats, list[F
     return out, chains
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("window", [0, 3, 70])
-def test_a_tree_row_has_the_bits_of_its_path_as_a_chain(dtype: torch.dtype, window: int, variant: str) -> None:
+def test_a_tree_row_has_the_bits_of_its_path_as_a_chain(dtype: str, window: int, variant: str) -> None:
     """Trees that begin before, at and after the borders of tiles, pieces and partitions; beside other requests."""
     for start in (1, 13, 60, 64, 125, 127, 128, 400):
         case = make([90, start + len(PARENTS)], [3, len(PARENTS) + min(2, start)], 6, 2, 64, 16, dtype)
@@ -197,7 +200,7 @@ def test_a_tree_row_has_the_bits_of_its_path_as_a_chain(dtype: torch.dtype, wind
 
 
 def test_bad_trees_are_named() -> None:
-    case = make([20], [2], 4, 2, 16, 16, torch.float32)
+    case = make([20], [2], 4, 2, 16, 16, "float32")
 
     def run(positions: list[int], tree: list[list[int]] | None, start: list[int] | None) -> None:
         places = None if tree is None else np.array(tree)
@@ -219,7 +222,7 @@ def test_bad_trees_are_named() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    case = make([20], [2], 4, 2, 16, 16, torch.float32)
+    case = make([20], [2], 4, 2, 16, 16, "float32")
     arguments = [case.query[0], case.keys, case.values, case.tables, [0, 2], [20], np.array([18, 19]), 1.0]
 
     def run(place: int, value: object) -> None:
@@ -234,6 +237,6 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="query_start must hold"):
         run(4, [0, 3])
     with pytest.raises(ValueError, match="keys and values differ in type"):
-        run(2, case.values.half())
+        run(2, case.values.astype(np.float16))
     with pytest.raises(ValueError, match="keys must be float32 or float16"):
-        run(1, case.keys.bfloat16())
+        run(1, case.keys.astype(np.float64))

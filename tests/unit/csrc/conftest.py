@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outrider.ops import native
+from outrider import native
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +15,6 @@ def _restore_threads() -> Iterator[None]:
     if not native.available():
         yield
         return
-    before = native.library().num_threads()
+    before = native.library.num_threads()
     yield
-    native.library().set_num_threads(before)
+    native.library.set_num_threads(before)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 native = pytest.importorskip("outrider._native", reason="the native library is not built")
@@ -109,16 +108,26 @@ def model_of(family: Family, outer: dict[str, Any], layers: list[dict[str, Any]]
 
 def reference(family: Family, tokens: list[int]) -> NDArray[np.float64]:
     """Logits [tokens, vocab] of the whole sequence at once, in float64."""
-    outer, layers = random_weights(family)
+    outer, _ = random_weights(family)
+    logits: NDArray[np.float64] = rms_normed(reference_states(family, tokens)[-1], outer["final_norm"])
+    return np.asarray(logits @ outer["lm_head"].T)
 
-    def norm(x: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
-        normed: NDArray[Any] = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * w
-        return normed
+
+def rms_normed(x: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
+    normed: NDArray[Any] = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * weight
+    return normed
+
+
+def reference_states(family: Family, tokens: list[int]) -> list[NDArray[np.float64]]:
+    """What enters each layer, and what leaves the last one, [tokens, hidden], in float64."""
+    outer, layers = random_weights(family)
+    norm, states = rms_normed, []
 
     n = len(tokens)
     place = np.arange(n)
     hidden = outer["embed"][tokens].astype(np.float64) * family.embedding_scale
     for i, w in enumerate(layers):
+        states.append(hidden)
         x = norm(hidden, w["attn_norm"])
         q, k, v = ((x @ w[m].T + w.get(f"{m}_bias", 0.0)).reshape(n, -1, DIM) for m in "qkv")
         if family.head_norms:
@@ -144,18 +153,17 @@ def reference(family: Family, tokens: list[int]) -> NDArray[np.float64]:
         u = gate if family.act == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
         down = (gate / (1 + np.exp(-u)) * up) @ w["down"].T
         hidden = hidden + (norm(down, w["post_mlp_norm"]) if family.sandwich else down)
-    logits: NDArray[np.float64] = norm(hidden, outer["final_norm"]) @ outer["lm_head"].T
-    return logits
+    return [*states, hidden]
 
 
 class Runner:
     """Feeds tokens of several requests to a model over one cache; every request owns its own blocks."""
 
-    def __init__(self, model: Any, requests: int, dtype: torch.dtype, max_len: int = 48) -> None:
+    def __init__(self, model: Any, requests: int, dtype: str, max_len: int = 48) -> None:
         self.model = model
         self.per = max_len // BLOCK
         shape = (requests * self.per, BLOCK, KV_HEADS, DIM)
-        self.arrays = [[torch.zeros(shape, dtype=dtype) for _ in range(LAYERS)] for _ in range(2)]
+        self.arrays = [[np.zeros(shape, dtype=dtype) for _ in range(LAYERS)] for _ in range(2)]
         self.cache = native.KVCache(*self.arrays)
         self.tables = np.random.default_rng(0).permutation(requests * self.per).reshape(requests, self.per)
         self.done = [0] * requests
@@ -193,7 +201,7 @@ def random_tokens(n: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_agrees_with_float64(name: str, variant: str) -> None:
     tokens = random_tokens(21)
-    runner = Runner(build(FAMILIES[name], "f32"), 1, torch.float32)
+    runner = Runner(build(FAMILIES[name], "f32"), 1, "float32")
     logits = runner.step({0: tokens})[0]
     np.testing.assert_allclose(logits, reference(FAMILIES[name], tokens), rtol=1e-4, atol=1e-4)
 
@@ -202,7 +210,7 @@ def test_agrees_with_float64(name: str, variant: str) -> None:
 def test_quantized_stays_near_its_own_weights(fmt: str) -> None:
     """Not a bound, a check that nothing is grossly wrong in the quantized path: 8 bits stay within a few percent."""
     tokens = random_tokens(21)
-    logits = Runner(build(FAMILIES["qwen2"], fmt), 1, torch.float16).step({0: tokens})[0]
+    logits = Runner(build(FAMILIES["qwen2"], fmt), 1, "float16").step({0: tokens})[0]
     exact = reference(FAMILIES["qwen2"], tokens)
     error = np.sqrt(((logits - exact) ** 2).mean() / (exact**2).mean())
     assert error < {"q8_0": 0.03, "q4_1": 0.2}[fmt]
@@ -212,7 +220,7 @@ def test_quantized_stays_near_its_own_weights(fmt: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_have_the_same_bits_in_any_grouping(name: str, fmt: str, variant: str) -> None:
     model = build(FAMILIES[name], fmt)
-    dtype = torch.float32 if fmt == "f32" else torch.float16
+    dtype = "float32" if fmt == "f32" else "float16"
     tokens = [random_tokens(37, seed) for seed in range(3)]
     native.set_num_threads(1)
     alone = []
@@ -230,24 +238,65 @@ def test_logits_have_the_same_bits_in_any_grouping(name: str, fmt: str, variant:
                 at += chunk
 
 
+def forward(
+    runner: Runner, tokens: list[int], rows: list[int], capture: list[int]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits and captured states of ``rows`` of one request's first tokens, in one pass."""
+    count = len(tokens)
+    logits = np.empty((len(rows), VOCAB), np.float32)
+    hidden = np.full((len(rows), len(capture), HIDDEN), np.nan, np.float32)
+    slots = runner.tables[0, np.arange(count) // BLOCK] * BLOCK + np.arange(count) % BLOCK
+    places = (np.array(tokens), np.arange(count), slots, [0, count], [count], runner.tables[:1].copy())
+    states = {"capture": capture, "hidden": hidden} if capture else {}
+    runner.model.forward(runner.cache, *places, np.array(rows, np.int64), logits, **states)
+    return logits, hidden
+
+
 def test_only_asked_rows_are_scored_and_hidden_states_come_back() -> None:
     model = build(FAMILIES["llama"], "q8_0")
-    runner = Runner(model, 1, torch.float32)
+    runner = Runner(model, 1, "float32")
     tokens = random_tokens(9)
     every = runner.step({0: tokens})[0]
-    logits, hidden = np.empty((2, VOCAB), np.float32), np.empty((9, HIDDEN), np.float32)
-    slots = runner.tables[0, np.arange(9) // BLOCK] * BLOCK + np.arange(9) % BLOCK
-    ids, places, rows = np.array(tokens), np.arange(9), np.array([8, 3])
-    model.forward(runner.cache, ids, places, slots, [0, 9], [9], runner.tables[:1].copy(), rows, logits, hidden)
+    logits, hidden = forward(runner, tokens, [8, 3], [LAYERS])
     assert np.array_equal(logits, every[[8, 3]])
     outer, _ = random_weights(FAMILIES["llama"])
-    normed = native.rms_norm(hidden[[8, 3]], outer["final_norm"], EPS)
+    normed = native.rms_norm(hidden[:, 0].copy(), outer["final_norm"], EPS)
     assert np.array_equal(native.linear(normed, [native.pack_float(outer["lm_head"], "q8_0")])[0], logits)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_captured_states_enter_their_layers(name: str, variant: str) -> None:
+    """Against float64; layers in any order and twice; of no row; and no bit of the logits changes."""
+    family, tokens = FAMILIES[name], random_tokens(21)
+    runner = Runner(build(family, "f32"), 1, "float32")
+    plain, _ = forward(runner, tokens, [20, 3], [])
+    capture = [2, 0, LAYERS, 1, 2]
+    logits, hidden = forward(runner, tokens, [20, 3], capture)
+    assert np.array_equal(logits, plain)
+    for at, layer in enumerate(capture):
+        exact = reference_states(family, tokens)[layer][[20, 3]]
+        np.testing.assert_allclose(hidden[:, at], exact, rtol=1e-4, atol=1e-4, err_msg=f"layer {layer}")
+    assert np.array_equal(hidden[:, 0], hidden[:, 4])
+    none, states = forward(runner, tokens, [], [1])
+    assert none.shape == (0, VOCAB)
+    assert states.shape == (0, 1, HIDDEN)
+
+
+def test_captured_states_have_the_same_bits_in_any_grouping(variant: str) -> None:
+    runner = Runner(build(FAMILIES["gemma3"], "q8_0"), 1, "float16")
+    tokens = random_tokens(21)
+    capture = list(range(LAYERS + 1))
+    native.set_num_threads(1)
+    _, together = forward(runner, tokens, list(range(21)), capture)
+    for threads, count in ((1, 1), (1, 7), (3, 21)):
+        native.set_num_threads(threads)
+        _, alone = forward(runner, tokens[:count], [count - 1], capture)
+        assert np.array_equal(alone[0], together[count - 1]), f"{count} tokens, {threads} threads"
 
 
 def test_bad_input_is_named() -> None:
     model = build(FAMILIES["llama"], "q8_0")
-    runner = Runner(model, 1, torch.float32)
+    runner = Runner(model, 1, "float32")
     logits = np.empty((1, VOCAB), np.float32)
     arguments = [runner.cache, np.array([3]), np.array([0]), np.array([0]), [0, 1], [1], runner.tables[:1].copy()]
     arguments += [np.array([0]), logits]
@@ -265,6 +314,16 @@ def test_bad_input_is_named() -> None:
         run(8, np.empty((1, 49), np.float32))
     with pytest.raises(TypeError):
         run(8, np.empty((1, VOCAB)))
+    with pytest.raises(ValueError, match="captured layer 4 is not from 0 to 3"):
+        model.forward(*arguments, capture=[0, 4], hidden=np.empty((1, 2, HIDDEN), np.float32))
+    with pytest.raises(ValueError, match="captured layer -1 is not from 0 to 3"):
+        model.forward(*arguments, capture=[-1], hidden=np.empty((1, 1, HIDDEN), np.float32))
+    with pytest.raises(ValueError, match="capture and hidden come together"):
+        model.forward(*arguments, capture=[1])
+    with pytest.raises(ValueError, match="layers of hidden: 1, expected 2"):
+        model.forward(*arguments, capture=[1, 2], hidden=np.empty((1, 1, HIDDEN), np.float32))
+    with pytest.raises(ValueError, match="columns of hidden: 63, expected 64"):
+        model.forward(*arguments, capture=[1], hidden=np.empty((1, 1, 63), np.float32))
     with pytest.raises(ValueError, match="the cache has 1 layers, the model 3"):
         run(0, native.KVCache(runner.arrays[0][:1], runner.arrays[1][:1]))
     outer, layers = random_weights(FAMILIES["llama"])
@@ -290,14 +349,14 @@ def test_a_half_cache_holds_float16_to_nearest_and_no_infinity(bias: float, vari
     outer, layers = random_weights(FAMILIES["qwen2"])
     layers[0]["v_bias"] += np.float32(bias)
     model = model_of(FAMILIES["qwen2"], outer, layers, "f32")
-    half, wide = Runner(model, 1, torch.float16), Runner(model, 1, torch.float32)
+    half, wide = Runner(model, 1, "float16"), Runner(model, 1, "float32")
     logits = half.step({0: random_tokens(5)})[0]
     wide.step({0: random_tokens(5)})
     kept, exact = half.arrays[1][0], wide.arrays[1][0]
     if np.isfinite(bias):
-        assert torch.equal(kept, exact.clamp(-65504, 65504).half())
+        assert np.array_equal(kept, exact.clip(-65504, 65504).astype(np.float16))
         assert np.isfinite(logits).all()
     else:
-        assert torch.equal(kept.isnan(), ~exact.isfinite())
+        assert np.array_equal(np.isnan(kept), ~np.isfinite(exact))
         assert np.isnan(logits).any()
-    assert torch.equal(half.arrays[0][0], wide.arrays[0][0].half())
+    assert np.array_equal(half.arrays[0][0], wide.arrays[0][0].astype(np.float16))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.ops import reference as ops
+from outrider.torch_backend import ops
 
 
 def plain_attention(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gguf
 import numpy as np
 import pytest
-import torch
 from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
 
+from outrider import native
 from outrider.errors import ConfigError, ModelFormatError
-from outrider.ops import packing
+from outrider.models import packing
 
-pytest.importorskip("outrider._native", reason="the native library is not built")
+pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 
 EXACT = ["F32", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]  # the types that the gguf package can also write
 
@@ -30,11 +33,9 @@ def test_gguf_tensors_keep_their_values(name: str) -> None:
 @pytest.mark.parametrize("name", packing.BITS_PER_WEIGHT)
 def test_density(name: str) -> None:
     """The bytes of a whole number of blocks are the bits per weight that are promised."""
-    from outrider import _native
-
     weights = np.zeros((32, 512), np.float32)
     if name in ("f32", "bf16", "q8_0", "q4_1"):
-        nbytes = _native.pack_float(weights, name).nbytes
+        nbytes = native.library.pack_float(weights, name).nbytes
     else:
         kind = gguf.GGMLQuantizationType[name.upper()]
         block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -43,12 +44,17 @@ def test_density(name: str) -> None:
     assert nbytes * 8 == weights.size * packing.BITS_PER_WEIGHT[name]
 
 
+def nearest_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
+    """Bits of the nearest bfloat16 numbers, of two equally near ones the even one."""
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
 def test_half_precision_becomes_bf16() -> None:
     weights = np.random.default_rng(1).standard_normal((4, 10)).astype(np.float16)
     matrix = packing.pack_gguf_tensor(weights.view(np.uint8), int(gguf.GGMLQuantizationType.F16), (4, 10))
     assert matrix.format == "bf16"
-    expected = torch.from_numpy(weights.astype(np.float32)).bfloat16().float().numpy()
-    assert np.array_equal(packing.unpack(matrix), expected)
+    assert np.array_equal(packing.unpack(matrix), packing.float_of_bfloat16(nearest_bfloat16(weights)))
 
 
 def test_other_types_become_eight_bits() -> None:
@@ -67,20 +73,21 @@ def test_other_types_become_eight_bits() -> None:
 
 @pytest.mark.parametrize(("quantization", "fmt", "steps"), [("int8", "q8_0", 254), ("int4", "q4_1", 15)])
 def test_quantizing_rounds_to_nearest(quantization: str, fmt: str, steps: int) -> None:
-    weights = torch.randn(19, 80, generator=torch.Generator().manual_seed(3))
-    matrix = packing.pack_weight(weights, quantization)
+    weights = np.random.default_rng(3).standard_normal((19, 80)).astype(np.float32)
+    matrix = packing.pack_dense(weights, packing.packed_format(quantization))
     assert matrix.format == fmt
-    padded = torch.nn.functional.pad(weights, (0, 16)).view(19, 3, 32)[:, :2]  # the whole groups
-    extent = 2 * padded.abs().amax(-1) if quantization == "int8" else padded.amax(-1) - padded.amin(-1)
+    groups = weights[:, :64].reshape(19, 2, 32)  # the whole ones
+    extent = 2 * np.abs(groups).max(-1) if quantization == "int8" else groups.max(-1) - groups.min(-1)
     step = extent / steps
-    error = (torch.from_numpy(packing.unpack(matrix)) - weights).abs()[:, :64].view(19, 2, 32)
+    error = np.abs(packing.unpack(matrix) - weights)[:, :64].reshape(19, 2, 32)
     # Half a step; the scale itself is rounded to 11 bits, the minimum too, and the outermost codes are clamped.
-    assert (error.amax(-1) <= step * 0.5 + weights.abs().max() * 2**-10).all()
+    assert (error.max(-1) <= step * 0.5 + np.abs(weights).max() * 2**-10).all()
 
 
 def test_bfloat16_weights_enter_as_they_are() -> None:
-    weights = torch.randn(5, 33).bfloat16()
-    assert torch.equal(torch.from_numpy(packing.unpack(packing.pack_weight(weights))), weights.float())
+    bits = nearest_bfloat16(np.random.default_rng(4).standard_normal((5, 33)))
+    matrix = packing.pack_dense(bits, "bf16")
+    assert np.array_equal(packing.unpack(matrix), packing.float_of_bfloat16(bits))
 
 
 def test_bad_input_is_named() -> None:
@@ -91,8 +98,8 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(ModelFormatError, match="GGUF type 99"):
         packing.pack_gguf_tensor(np.zeros(128, np.uint8), 99, (4, 32))
     with pytest.raises(ModelFormatError, match="weight inf at row 0, column 1 is not finite"):
-        packing.pack_weight(torch.tensor([[0.0, torch.inf]]))
+        packing.pack_dense(np.array([[0.0, np.inf]]), "bf16")
     with pytest.raises(ModelFormatError, match="row 0 of a weight matrix has a scale that is not finite"):
-        packing.pack_weight(torch.full((1, 32), 1e38), "int8")
+        packing.pack_dense(np.full((1, 32), 1e38), "q8_0")
     with pytest.raises(ModelFormatError, match="must be"):
-        packing.pack_weight(torch.zeros(3))
+        packing.pack_dense(np.zeros(3), "bf16")

@@ -1,1 +1,0 @@
-"""Tensor primitives behind one small interface."""
