@@ -33,7 +33,7 @@ from benchmarks import retrieval
 
 from outrider import LLM, SamplingParams
 from outrider.cli._report import environment, write_json
-from outrider.drafters.base import Drafter, DraftRequest, Proposal
+from outrider.drafters.base import Drafter, DraftRequest, Proposal, extended
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.request import Request
@@ -141,8 +141,9 @@ def prompts_of(llm: LLM, tokens: int, turns: int) -> dict[str, list[list[int]]]:
 
 def record(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[Recorder, Counter[int], int]:
     """Run the prompts one by one: the model's rounds, the target's passes by rows, the tokens made in them."""
-    drafter: Any = llm.engine.drafter
-    recorder = drafter._model = Recorder(drafter._model)
+    speculator = llm.engine.speculator
+    recorder: Any = Recorder(speculator.model)
+    speculator.model = extended(recorder)
     passes: Counter[int] = Counter()
     made = 0
     for prompt in prompts:
@@ -150,7 +151,7 @@ def record(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[
         stats = output.metrics.speculative_decoding
         passes.update(1 + drafted for drafted in stats.per_step_drafted)
         made += stats.num_steps + stats.num_accepted_draft_tokens
-    drafter._model = recorder.inner
+    speculator.model = recorder.inner
     return recorder, passes, made
 
 
@@ -217,8 +218,8 @@ def main() -> int:
         )
         prompts = prompts or prompts_of(llm, arguments.tokens, arguments.turns)
         if not draft_seconds:
-            drafter: Any = llm.engine.drafter
-            runner = drafter._model._passes._runner
+            model: Any = llm.engine.speculator.model
+            runner = model._passes._runner
             draft_seconds = pass_seconds(runner, MOST_ROWS, arguments.context, arguments.repeats)
             target_seconds = pass_seconds(llm.engine.runner, MOST_ROWS, arguments.context, arguments.repeats)
             report["draft_pass_ms"] = [1e3 * each for each in draft_seconds]

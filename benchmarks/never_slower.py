@@ -29,9 +29,8 @@ from typing import Any
 from outrider import LLM, SamplingParams
 from outrider.bench.paired import quartiles
 from outrider.cli._report import environment, write_json
-from outrider.drafters.composite import CompositeDrafter
-from outrider.scheduler.adaptive import AdaptiveSpeculation
-from outrider.scheduler.costs import PassCosts
+from outrider.speculation.adaptive import AdaptivePolicy
+from outrider.speculation.costs import PassCosts
 
 NAMES = ("Moreau", "Ferreira", "Nowak", "Lindqvist", "Rossi", "Keller", "Jansen", "Novak", "Costa", "Weber", "Dubois")
 TOWNS = ("Lyon", "Porto", "Gdansk", "Uppsala", "Parma", "Basel", "Utrecht", "Brno", "Braga", "Ulm", "Lille")
@@ -155,10 +154,7 @@ def main() -> int:
     arms = arms_of(arguments.draft_model, arguments.fixed)
     engines = {name: load(arguments.model, keys) for name, keys in arms.items()}
     never = engines["idle"].engine
-    never.controller = AdaptiveSpeculation(PassCosts({1: 1e-3, 64: 64.0}), num_speculative_tokens=15)
-    never.scheduler._controller = never.controller
-    if isinstance(never.drafter, CompositeDrafter):
-        never.drafter.planner = never.controller
+    never.speculator.policy = AdaptivePolicy(PassCosts({1: 1e-3, 64: 64.0}), num_speculative_tokens=15)
     cells, identical = [], True
     report: dict[str, Any] = {}
     for workload in arguments.workloads.split(","):

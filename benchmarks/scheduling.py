@@ -1,7 +1,7 @@
 """What deciding costs per step: ``python -m benchmarks.scheduling [--requests 16] [--json PATH|-]``.
 
-Runs chat prompts side by side and times, per step, what scheduler and controller do: granting tokens,
-retrieving drafts, choosing among them, committing (with ``text``, the detokenizing) and keeping account; ``pass`` is
+Runs chat prompts side by side and times, per step, what scheduler and speculator do: granting tokens,
+retrieving drafts, choosing among them, committing (with ``text``, the detokenizing) and learning; ``pass`` is
 the forward pass. Seconds are the thread's own processor time. Medians over steps; ends with one JSON line.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import statistics
 import sys
 import time
@@ -18,20 +19,20 @@ from benchmarks.never_slower import load, prompts
 
 from outrider import SamplingParams
 from outrider.cli._report import environment, write_json
+from outrider.request_state import RequestState
 
 PARTS = {
     "schedule": ("scheduler", "schedule"),
-    "draft": ("drafter", "propose"),
-    "choose": ("controller", "plan"),
+    "draft": ("speculator", "propose"),
+    "choose": ("speculator.policy", "plan"),
     "commit": ("scheduler", "commit"),
-    "account": ("controller", "end_step"),
-    "text": ("", "detokenize"),
+    "learn": ("speculator", "learn"),
     "judge": ("", "verify"),
     "pass": ("runner", "forward"),
 }
 """``choose`` is within ``draft``, ``text`` within ``commit``."""
 
-DECIDING = ("schedule", "draft", "commit", "account")
+DECIDING = ("schedule", "draft", "commit", "learn")
 
 
 def main() -> int:
@@ -45,7 +46,9 @@ def main() -> int:
     llm = load(arguments.model, {"method": "suffix"})
     spent = dict.fromkeys(PARTS, 0.0)
     for part, (owner, name) in PARTS.items():
-        _time(getattr(llm.engine, owner) if owner else llm.engine, name, part, spent)
+        _time(operator.attrgetter(owner)(llm.engine) if owner else llm.engine, name, part, spent)
+    spent["text"] = 0.0
+    _time(RequestState, "add_text", "text", spent)
     params = SamplingParams(temperature=0.0, max_tokens=arguments.tokens, ignore_eos=True)
     asked = prompts(llm, "chat", arguments.requests, 0)
     requests = [llm.engine.add_request(str(i), prompt, params) for i, prompt in enumerate(asked)]
@@ -53,11 +56,11 @@ def main() -> int:
         llm.engine.step()
     steps: list[dict[str, float]] = []
     while all(not request.finished for request in requests):
-        spent.update(dict.fromkeys(PARTS, 0.0))
+        spent.update(dict.fromkeys(spent, 0.0))
         begin = time.thread_time()
         llm.engine.step()
         steps.append({**spent, "step": time.thread_time() - begin})
-    medians = {part: 1e3 * statistics.median(step[part] for step in steps) for part in (*PARTS, "step")}
+    medians = {part: 1e3 * statistics.median(step[part] for step in steps) for part in (*spent, "step")}
     deciding = 1e3 * statistics.median(sum(s[part] for part in DECIDING) - s["text"] for s in steps)
     print(
         f"{arguments.requests} requests, {len(steps)} steps: deciding {deciding:.2f} ms of {medians['step']:.1f} ms ("

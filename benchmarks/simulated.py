@@ -1,6 +1,6 @@
 """The decisions of never_slower.py under a clock without noise: ``python -m benchmarks.simulated``.
 
-Scheduler, drafters and controller are the real ones and the answers are the target's own, made once. But the target's
+Scheduler, drafters and policy are the real ones and the answers are the target's own, made once. But the target's
 passes are not run again: a pass gives the logits that lead to the known answer, and moves a simulated clock by what the
 cost table says that was measured when the engine started (``--noise`` lengthens or shortens each at random). A draft
 model is run, and moves the clock by its own table. So what is compared is how well drafter and K were chosen, on any
@@ -26,11 +26,11 @@ from benchmarks.never_slower import WORKLOADS, arms_of, load, prompts
 import outrider.engine.step as engine_step
 from outrider import LLM, SamplingParams
 from outrider.cli._report import environment, write_json
-from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.models.logits import ArrayLogits, Logits
 from outrider.runner.model_runner import Chunk, ForwardOutput, ModelRunner
-from outrider.scheduler.adaptive import AdaptiveSpeculation
-from outrider.scheduler.costs import Load, PassCosts
+from outrider.speculation.adaptive import AdaptivePolicy
+from outrider.speculation.costs import PassCosts, PassLoad
 
 PER_TOKEN = 4e-5
 """Seconds that judging and committing one row takes beside the pass."""
@@ -73,15 +73,12 @@ class Scripted:
             return judge(request, proposal, *rest, **keys)
 
         self.engine.verify = verify
-        drafter = self.engine.drafter
-        model = drafter
-        if isinstance(drafter, CompositeDrafter):
-            drafter._clock, model = clock.perf_counter, drafter._model
-        if model is not None and tables.draft is not None and hasattr(model, "_passes"):
-            self._run_draft(model._passes._runner, tables.draft)
-        controller = self.engine.controller
-        if isinstance(controller, AdaptiveSpeculation):
-            controller.passes = copy.deepcopy(tables.target)
+        speculator = self.engine.speculator
+        speculator._clock = clock.perf_counter
+        if tables.draft is not None and isinstance(speculator.model, DraftModelDrafter):
+            self._run_draft(speculator.model._passes._runner, tables.draft)
+        if isinstance(speculator.policy, AdaptivePolicy):
+            speculator.policy.passes = copy.deepcopy(tables.target)
 
     def _run_draft(self, runner: ModelRunner, table: PassCosts) -> None:
         forward = runner.forward
@@ -92,15 +89,15 @@ class Scripted:
 
         runner.forward = timed  # type: ignore[method-assign]
 
-    def _spend(self, table: PassCosts, chunks: Sequence[Chunk]) -> None:
-        load = Load()
-        for chunk in chunks:
-            rows, context = len(chunk.token_ids), chunk.start + len(chunk.token_ids)
-            load += Load(rows, context, rows * context - rows * (rows - 1) // 2, 1)
-        self._clock.now += table.seconds(load) * self._chance.lognormvariate(0.0, self._noise)
+    def _spend(self, table: PassCosts, chunks: Sequence[Chunk]) -> float:
+        """Let the time of a pass go by; the seconds."""
+        load = PassLoad.of((chunk.start, len(chunk.token_ids)) for chunk in chunks)
+        seconds = table.seconds(load) * self._chance.lognormvariate(0.0, self._noise)
+        self._clock.now += seconds
+        return seconds
 
     def _forward(self, chunks: Sequence[Chunk], capture: Sequence[int] = ()) -> ForwardOutput:
-        self._spend(self._tables.target, chunks)
+        seconds = self._spend(self._tables.target, chunks)
         wanted = sum(chunk.num_logits for chunk in chunks)
         if wanted > len(self._rows):
             self._rows = np.zeros((wanted, self.engine.vocab_size), np.float32)
@@ -114,7 +111,7 @@ class Scripted:
             for place, row in enumerate(rows, after):
                 row[known[place] if place < len(known) else 0] = 1.0
             logits.append(ArrayLogits(rows))
-        return ForwardOutput(logits, [None] * len(chunks), 0.0)
+        return ForwardOutput(logits, [None] * len(chunks), seconds)
 
     def run(self, asked: list[list[int]], answers: list[list[int]]) -> tuple[float, Any]:
         """Tokens per simulated second of all requests together, their prompts cached; the first one's statistics."""
@@ -138,11 +135,11 @@ class Scripted:
 
 def measured(llm: LLM) -> Tables:
     """The tables that the adaptive engine made when it started."""
-    controller = llm.engine.controller
-    if not isinstance(controller, AdaptiveSpeculation):
+    policy = llm.engine.speculator.policy
+    if not isinstance(policy, AdaptivePolicy):
         raise SystemExit("the arm 'auto' does not choose by cost here")
-    draft = None if controller.model is None else controller.model.costs._passes
-    return Tables(copy.deepcopy(controller.passes), copy.deepcopy(draft))
+    draft = None if policy.model is None else policy.model.costs.passes
+    return Tables(copy.deepcopy(policy.passes), copy.deepcopy(draft))
 
 
 def main() -> int:

@@ -21,12 +21,13 @@ from outrider.bench.paired import paired_ratio
 from outrider.cli._report import environment, write_json
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, EngineLimits, TextTools
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.native import NativeDecoder
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.speculation import FixedSpeculation
+from outrider.speculation.policy import FixedPolicy
+from outrider.speculation.speculator import Speculator
 
 PROMPTS = (
     "def quicksort(values):\n",
@@ -88,10 +89,9 @@ def arm(opened: OpenModel, target: NativeDecoder, draft: NativeDecoder | None, w
     return Arm(
         Engine(
             runner,
-            drafter,
-            FixedSpeculation(k),
-            new_stream=opened.tokenizer.stream,
-            max_model_len=length,
+            Speculator((), drafter, FixedPolicy(k)),
+            TextTools(opened.tokenizer.stream),
+            EngineLimits(length),
             seed=0,
         )
     )

@@ -147,14 +147,15 @@ class SuffixIndex:
         """What may follow ``tail``, the latest tokens of some other text."""
 
 def probabilities(
-    logits: Array, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
+    logits: Array, **options: float
 ) -> NDArray[np.float64] | tuple[NDArray[np.int64], NDArray[np.float64]] | None:
-    """Probabilities [vocab], or ids and their probabilities where something is cut off. ``logits`` [vocab] are float32
-    or float64; None if one is NaN or +inf or all are -inf."""
+    """Probabilities [vocab], or ids and their probabilities if a stage cuts tokens off.
 
-def draw_token(
-    logits: Array, key: int, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
-) -> int | None:
+    ``logits`` [vocab] are float32 or float64. ``options`` are temperature, top_k, top_p, min_p, typical_p. None if a
+    logit is NaN or +inf, or if all are -inf.
+    """
+
+def draw_token(logits: Array, key: int, **options: float) -> int | None:
     """The draw by that distribution; None where there is none."""
 
 def token_report(logits: Array, token: int, num_top: int) -> tuple[float, int, list[tuple[int, float]]] | None:

@@ -12,7 +12,6 @@ from outrider._validation import Strict
 from outrider.errors import ConfigError
 
 KnownMethod = Literal["ngram", "suffix", "prediction", "draft_model", "cross_vocab", "composite", "off"]
-Verification = Literal["auto", "standard", "block", "traversal", "coupled"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "native", "reference"]
 Quantization = Literal["int8", "int4"]
@@ -61,11 +60,10 @@ class SpeculativeConfig(Strict):
     suffix_min_probability  the suffix drafter leaves out tokens whose estimated chance of acceptance is below; default
                             0.2, and 0.03 without ``adaptive``
     suffix_cache_tokens     tokens of earlier outputs that the suffix drafter keeps for later requests; 36 bytes each
-    verification            how drafts are judged. ``auto``: drafts of seeded requests are coupled with the target's own
-                            noise, other sampled drafts judged by block, and trees by traversal, which is the same for
-                            trees; ``coupled`` couples them for all requests; ``block``, ``traversal`` (one rule, for
-                            chains and trees alike) and ``standard`` (token by token) couple none, so that a seeded
-                            answer depends on the drafter
+    verification            how drafts with distributions are judged. ``auto``: drafts of seeded requests are coupled
+                            with the target's own noise, others judged by block. ``coupled`` couples the drafts of all
+                            requests. ``block`` (all drafts of a step together) and ``standard`` (token by token)
+                            couple none, so that a seeded answer depends on the drafter
     """
 
     what: ClassVar[str] = "speculative_config key"
@@ -84,7 +82,16 @@ class SpeculativeConfig(Strict):
     prompt_lookup_max: Annotated[int, Field(ge=1, le=32)] = 4
     suffix_min_probability: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     suffix_cache_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = 1 << 20
-    verification: Verification = "auto"
+    verification: str = "auto"
+
+    @field_validator("verification")
+    @classmethod
+    def _registered(cls, verification: str) -> str:
+        from outrider.verification.registry import VERIFIERS
+
+        if verification not in VERIFIERS:
+            raise ValueError(f"must be one of {', '.join(VERIFIERS)}")
+        return verification
 
     @field_validator("method")
     @classmethod

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.config import EngineConfig, SpeculativeConfig
-from outrider.engine.answers import joined, one_each
 from outrider.engine.memory import MemoryPlan
+from outrider.engine.parallel_sampling import joined, one_each
 from outrider.engine.setup import ReadyEngine, build_engine
 from outrider.errors import InvalidRequestError, RequestFailedError
 from outrider.outputs import RequestOutput, StreamPiece

@@ -86,22 +86,21 @@ class Request:
         """True once it has a ``finish_reason``."""
         return self.status is Status.FINISHED
 
-    @property
-    def ending_token_ids(self) -> frozenset[int]:
-        """Every token that would end the request."""
-        own = frozenset() if self.params.ignore_eos else self.end_token_ids
-        return own | frozenset(self.params.stop_token_ids)
-
     def is_end_token(self, token_id: int) -> bool:
         """True if committing ``token_id`` ends the request; such a token is not part of the text."""
         if token_id in self.params.stop_token_ids:
             return True
         return token_id in self.end_token_ids and not self.params.ignore_eos
 
-    def append(self, token_id: int, source: TokenSource, stop_string: str | None = None) -> None:
-        """Commit one token; ``stop_string`` is the one that the text holds with it. May finish the request."""
+    def add_text(self, token_id: int) -> str | None:
+        """Add a token to the text, where the request has one; return the stop string that it completes, if any."""
+        return None
+
+    def append(self, token_id: int, source: TokenSource) -> None:
+        """Commit one token. May finish the request."""
         if self.finished:
             raise IntegrityError(f"token committed to finished request {self.request_id!r}")
+        stop_string = self.add_text(token_id)
         self.token_ids.append(token_id)
         self.sources.append(source)
         if self.is_end_token(token_id):

@@ -13,6 +13,33 @@ from outrider.errors import InvalidRequestError, UserError
 
 DEFAULT_MAX_TOKENS = 256
 
+DISTRIBUTION_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+"""Parameters that turn a row of logits into a distribution, in the order in which they are applied."""
+
+REQUEST_FIELDS: dict[str, Any] = {
+    "max_tokens": int,
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "typical_p": float,
+    "n": int,
+    "seed": int,
+    "stop": str | list[str],
+    "stop_token_ids": list[int],
+    "ignore_eos": bool,
+    "min_tokens": int,
+    "skip_special_tokens": bool,
+    "logit_bias": dict[str, float],
+    "allowed_token_ids": list[int],
+    "bad_words": list[str],
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "repetition_penalty": float,
+    "token_details": bool,
+}
+"""Parameters that a server's requests give under the same name, and their JSON types."""
+
 LogprobsMode = Literal["raw", "processed"]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -205,6 +232,10 @@ class SamplingParams(Strict):
     def speculates(self) -> bool:
         """False if this request turns speculation off."""
         return self.num_speculative_tokens != 0 and self.speculative_method != "off"
+
+    def ending_token_ids(self, end_token_ids: frozenset[int]) -> frozenset[int]:
+        """Every token that ends a request of a model with these ``end_token_ids``."""
+        return (frozenset() if self.ignore_eos else end_token_ids) | frozenset(self.stop_token_ids)
 
     @property
     def greedy(self) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -17,7 +16,8 @@ from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.speculation import FixedSpeculation
+from outrider.speculation.policy import Policy
+from tests.unit.engine.helpers import Composite, engine_of
 
 PROMPTS = [
     "The capital of France is",
@@ -34,16 +34,16 @@ PROMPTS = [
 def engine_over(
     target: NativeDecoder,
     opened: OpenModel,
-    drafter: Drafter | None,
-    controller: Any = None,
+    drafter: Drafter | Composite | None,
+    k: int | Policy = 4,
     num_blocks: int = 256,
     block_size: int = 16,
     **settings: Any,
 ) -> Engine:
-    return Engine(
+    return engine_of(
         ModelRunner(target, num_blocks=num_blocks, block_size=block_size),
         drafter,
-        controller or FixedSpeculation(4),
+        k,
         new_stream=opened.tokenizer.stream,
         max_model_len=1024,
         grammars=GrammarCompiler(opened.tokenizer.backend.to_str, opened.config.vocab_size, [2]),
@@ -61,18 +61,20 @@ def draft_model_of(draft: NativeDecoder, opened: OpenModel, tree_width: int = 1)
     )
 
 
-DRAFTERS: dict[str, Callable[[NativeDecoder, OpenModel], Drafter | None]] = {
+DRAFTERS: dict[str, Callable[[NativeDecoder, OpenModel], Drafter | Composite | None]] = {
     "off": lambda draft, opened: None,
     "ngram": lambda draft, opened: NGramDrafter(min_match=1, max_match=4),
     "suffix": lambda draft, opened: SuffixDrafter(),
     "draft_model": draft_model_of,
     "tree of width 3": lambda draft, opened: draft_model_of(draft, opened, 3),
-    "composite": lambda draft, opened: CompositeDrafter([SuffixDrafter()], draft_model_of(draft, opened)),
+    "composite": lambda draft, opened: Composite([SuffixDrafter()], draft_model_of(draft, opened)),
 }
 
 
 def run(engine: Engine, opened: OpenModel, prompts: Sequence[str], params: SamplingParams) -> list[Request]:
-    requests = [engine.add_request(str(i), opened.tokenizer.encode(p), params) for i, p in enumerate(prompts)]
+    requests: list[Request] = [
+        engine.add_request(str(i), opened.tokenizer.encode(p), params) for i, p in enumerate(prompts)
+    ]
     while engine.has_requests:
         engine.step()
         engine.check_integrity()

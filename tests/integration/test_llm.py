@@ -26,7 +26,7 @@ def everything_comes_back(llm: LLM) -> Iterator[None]:
     assert not llm.engine.has_requests
     assert llm.engine.runner.kv.num_free_blocks == llm.engine.runner.kv.num_blocks
     assert not llm.engine._requests
-    assert not llm.engine._detokenizers
+    assert not llm.engine._requests
 
 
 def test_text_token_ids_and_lists_of_both(llm: LLM) -> None:

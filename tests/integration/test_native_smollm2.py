@@ -15,7 +15,6 @@ from outrider.models.loader.load import OpenModel
 from outrider.models.native import NativeDecoder
 from outrider.runner.model_runner import Chunk, ModelRunner
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.speculation import FixedSpeculation
 from outrider.torch_backend.decoder import Decoder, load_decoder
 from tests.integration.native_engines import DRAFTERS, PROMPTS, draft_model_of, engine_over, run
 from tests.loading import load_model, logits_of
@@ -79,7 +78,7 @@ def test_chunking_preemption_and_batch_size_change_no_bit(
 def test_k_changes_no_bit(
     k: int, target: NativeDecoder, draft: NativeDecoder, opened: OpenModel, alone: dict[int | None, list[list[int]]]
 ) -> None:
-    engine = engine_over(target, opened, draft_model_of(draft, opened), FixedSpeculation(k))
+    engine = engine_over(target, opened, draft_model_of(draft, opened), k)
     requests = run(engine, opened, PROMPTS[:2], GREEDY)
     assert [request.output_token_ids for request in requests] == alone[None][:2]
 

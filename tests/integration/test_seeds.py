@@ -13,8 +13,8 @@ from outrider.models.loader.load import OpenModel
 from outrider.models.native import NativeDecoder
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.speculation import FixedSpeculation
 from tests.integration.native_engines import DRAFTERS, PROMPTS, engine_over
+from tests.unit.engine.helpers import Composite
 
 pytestmark = [pytest.mark.model, pytest.mark.skipif(not native.available(), reason=native.describe())]
 
@@ -32,7 +32,9 @@ MANY = 100
 class Bench:
     """An engine over SmolLM2, and the request that is watched in it."""
 
-    def __init__(self, target: NativeDecoder, opened: OpenModel, drafter: Drafter | None, **settings: Any) -> None:
+    def __init__(
+        self, target: NativeDecoder, opened: OpenModel, drafter: Drafter | Composite | None, **settings: Any
+    ) -> None:
         self.opened = opened
         self.engine: Engine = engine_over(target, opened, drafter, **settings)
         self.added = 0
@@ -69,8 +71,8 @@ def expected(target: NativeDecoder, opened: OpenModel) -> list[int]:
 
 
 @pytest.fixture(params=DRAFTERS)
-def drafter(request: pytest.FixtureRequest, draft: NativeDecoder, opened: OpenModel) -> Drafter | None:
-    made: Drafter | None = DRAFTERS[request.param](draft, opened)
+def drafter(request: pytest.FixtureRequest, draft: NativeDecoder, opened: OpenModel) -> Drafter | Composite | None:
+    made: Drafter | Composite | None = DRAFTERS[request.param](draft, opened)
     return made
 
 
@@ -88,12 +90,12 @@ def test_the_seed_matters(target: NativeDecoder, opened: OpenModel, expected: li
 def test_k(
     name: str, k: int, target: NativeDecoder, draft: NativeDecoder, opened: OpenModel, expected: list[int]
 ) -> None:
-    bench = Bench(target, opened, DRAFTERS[name](draft, opened), controller=FixedSpeculation(k))
+    bench = Bench(target, opened, DRAFTERS[name](draft, opened), k=k)
     assert bench.answer() == expected
 
 
 def test_a_batch_of_eight(
-    target: NativeDecoder, opened: OpenModel, drafter: Drafter | None, expected: list[int]
+    target: NativeDecoder, opened: OpenModel, drafter: Drafter | Composite | None, expected: list[int]
 ) -> None:
     bench = Bench(target, opened, drafter)
     beside = [bench.add(prompt, NEIGHBOURS[i % 3]) for i, prompt in enumerate(PROMPTS[:3])]
@@ -121,7 +123,7 @@ def test_after_a_hundred_other_requests(
 
 
 def test_neighbours_that_abort(
-    target: NativeDecoder, opened: OpenModel, drafter: Drafter | None, expected: list[int]
+    target: NativeDecoder, opened: OpenModel, drafter: Drafter | Composite | None, expected: list[int]
 ) -> None:
     bench = Bench(target, opened, drafter)
     twin = bench.add(PROMPT, SEEDED)
@@ -137,7 +139,9 @@ def test_neighbours_that_abort(
     assert twin.output_token_ids == expected[: twin.num_output_tokens]
 
 
-def test_preemption(target: NativeDecoder, opened: OpenModel, drafter: Drafter | None, expected: list[int]) -> None:
+def test_preemption(
+    target: NativeDecoder, opened: OpenModel, drafter: Drafter | Composite | None, expected: list[int]
+) -> None:
     """The youngest gives way when the blocks are out, and begins anew."""
     bench = Bench(target, opened, drafter, num_blocks=9, block_size=4)
     older = [bench.add(PROMPTS[0], SEEDED.model_copy(update={"seed": seed})) for seed in (1, 2)]

@@ -18,9 +18,10 @@ from outrider.engine.engine import Engine
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.speculation import FixedSpeculation
+from outrider.speculation.policy import Policy
 from outrider.torch_backend.decoder import Decoder
 from tests.loading import LoadedModel, load_model, logits_of
+from tests.unit.engine.helpers import engine_of
 
 pytestmark = pytest.mark.model
 
@@ -92,13 +93,13 @@ def reference(smollm2_path: Path, loaded: LoadedModel) -> Reference:
 
 
 def engine_over(
-    target: Decoder, loaded: LoadedModel, drafter: Drafter | None, controller: Any = None, **settings: Any
+    target: Decoder, loaded: LoadedModel, drafter: Drafter | None, k: int | Policy = 4, **settings: Any
 ) -> Engine:
     runner = ModelRunner(target, num_blocks=256, block_size=16)
-    return Engine(
+    return engine_of(
         runner,
         drafter,
-        controller or FixedSpeculation(4),
+        k,
         new_stream=loaded.tokenizer.stream,
         max_model_len=1024,
         **settings,
@@ -111,7 +112,9 @@ def draft_model_of(draft: Decoder, loaded: LoadedModel) -> DraftModelDrafter:
 
 
 def run(engine: Engine, loaded: LoadedModel, prompts: list[str], params: SamplingParams = GREEDY) -> list[Request]:
-    requests = [engine.add_request(str(i), loaded.tokenizer.encode(p), params) for i, p in enumerate(prompts)]
+    requests: list[Request] = [
+        engine.add_request(str(i), loaded.tokenizer.encode(p), params) for i, p in enumerate(prompts)
+    ]
     while engine.has_requests:
         engine.step()
         engine.check_integrity()

@@ -22,6 +22,7 @@ from outrider.verification import oracle
 from outrider.verification.base import Proposal, TargetProbs, TargetToken, VerifyResult
 from outrider.verification.block import verify_block
 from outrider.verification.match import sampled_tokens, verify_match
+from outrider.verification.registry import VERIFIERS
 from outrider.verification.standard import verify_standard
 
 Asked = ParamSpec("Asked")
@@ -30,7 +31,8 @@ DraftProbs = Callable[[Tokens], Weights]
 Drafting = Literal["sampled", "with replacement", "point mass", "coupled"]
 """Drafts drawn from a distribution with DRAFT noise (in trees the second kind, too); the most probable ones; drawn with
 the target's own noise."""
-Verifier = Literal["standard", "block", "match", "traversal", "recursive", "tree match"]
+Verifier = str
+"""standard, block, match; in trees traversal, recursive, tree match; or a registered verifier with rules of its own."""
 
 PROMPT: Tokens = (0, 1)
 
@@ -68,7 +70,7 @@ class TableModel:
 
 
 @dataclass(frozen=True)
-class DraftRequest:
+class DraftTask:
     """What a drafter is asked for: at most ``max_tokens`` tokens after ``context``.
 
     Drafting stops at a token that ``probabilities`` gives less than ``stop_below``.
@@ -82,7 +84,7 @@ class DraftRequest:
     stop_below: float
 
 
-def draft_tokens(request: DraftRequest, noise: Noise) -> Proposal:
+def draft_tokens(request: DraftTask, noise: Noise) -> Proposal:
     """A drafter that keeps the contract: which rows it hands over, which noise it uses, when it may stop."""
     token_ids: list[int] = []
     rows: list[Weights] = []
@@ -104,7 +106,7 @@ def draft_tokens(request: DraftRequest, noise: Noise) -> Proposal:
     return Proposal(tuple(token_ids), tuple(rows) if request.kind == "sampled" else None)
 
 
-Drafter = Callable[[DraftRequest, Noise], Proposal]
+DraftFunction = Callable[[DraftTask, Noise], Proposal]
 ProbsVerifier = Callable[[Proposal, TargetProbs, Noise, int], VerifyResult]
 MatchVerifier = Callable[[Sequence[int], TargetToken], VerifyResult]
 
@@ -129,7 +131,7 @@ def probs_at(logits: Weights, params: SamplingParams, place: Place) -> Weights:
     request_sampler = RequestSampler(params, PROMPT, vocab_size=vocab_size, end_token_ids=ends, grammar=grammar)
     split = len(place.context) - place.num_drafted
     committed, drafted = place.context[:split], place.context[split:]
-    # Drafter and verifier share a request's grammar, so it has stood after other drafts before.
+    # DraftFunction and verifier share a request's grammar, so it has stood after other drafts before.
     request_sampler.num_legal(committed, [*drafted[:-1], *range(min(vocab_size, 2))])
     return request_sampler.probs(logits, committed, drafted)
 
@@ -142,7 +144,7 @@ class Build:
     """The parts under audit. The defaults are the real ones; a mutation replaces one of them."""
 
     probs: PlaceProbs = probs_at
-    draft: Drafter = draft_tokens
+    draft: DraftFunction = draft_tokens
     standard: ProbsVerifier = verify_standard
     block: ProbsVerifier = verify_block
     match: MatchVerifier = verify_match
@@ -244,7 +246,7 @@ class Case:
             def after(probs: Callable[[Tokens, int], Weights]) -> DraftProbs:
                 return lambda longer: probs(longer, len(longer) - position)
 
-            request = DraftRequest(
+            request = DraftTask(
                 self.drafting, after(draft_probs_of), after(soft_draft_probs_of), context, room - 1, self.stop_below
             )
             return self._emitted(
@@ -253,7 +255,7 @@ class Case:
 
         return step
 
-    def _emitted(self, build: Build, request: DraftRequest, probs_after: DraftProbs, noise: Noise) -> Tokens:
+    def _emitted(self, build: Build, request: DraftTask, probs_after: DraftProbs, noise: Noise) -> Tokens:
         """Draft and verify; ``law_after(drafted)`` is the target's distribution [vocab] after these drafts."""
         position = len(request.context)
         proposal = build.draft(request, noise)
@@ -265,6 +267,8 @@ class Case:
             result = build.standard(proposal, row, noise, position)
         elif self.verifier == "block":
             result = build.block(proposal, row, noise, position)
+        elif self.verifier in VERIFIERS:
+            result = VERIFIERS[self.verifier].chain(proposal, row, noise, position)
         else:
             result = build.match(proposal.token_ids, build.target_tokens(row, noise, position))
         return (*proposal.token_ids[: result.num_accepted], result.token_id)
@@ -315,7 +319,7 @@ def _remembered(table: Callable[Asked, Weights]) -> Callable[Asked, Weights]:
     return remembered
 
 
-_WAYS: tuple[tuple[Verifier, Drafting], ...] = (
+_WAYS: tuple[tuple[str, Drafting], ...] = (
     ("standard", "sampled"),
     ("standard", "point mass"),
     ("block", "sampled"),
@@ -329,8 +333,12 @@ _REPEAT_WITHIN = 3**4
 
 
 def all_cases() -> Iterator[Case]:
-    """The grid: ways to draft and verify x (vocabulary, K) x traits; the models differ by the last two."""
-    for verifier, drafting in _WAYS:
+    """The grid: ways to draft and verify x (vocabulary, K) x traits; the models differ by the last two.
+
+    A registered verifier whose rule for chains is not one of these is a way by itself.
+    """
+    own_rules = [each.name for each in VERIFIERS.values() if each.chain not in (verify_standard, verify_block)]
+    for verifier, drafting in (*_WAYS, *((name, "sampled") for name in own_rules)):
         grid = [
             *product(_SHAPES, TRAITS.items()),
             *product(_FEW_DRAFTS, PARAMETER_TRAITS.items()),

@@ -13,9 +13,9 @@ import numpy as np
 from outrider.audit.cases import (
     PROMPT,
     Build,
-    Drafter,
+    DraftFunction,
     Drafting,
-    DraftRequest,
+    DraftTask,
     MatchVerifier,
     Place,
     PlaceProbs,
@@ -47,7 +47,7 @@ class Mutation:
 # --- the drafter ------------------------------------------------------------------------------------------------
 
 
-def _unprocessed_probs(request: DraftRequest, noise: Noise) -> Proposal:
+def _unprocessed_probs(request: DraftTask, noise: Noise) -> Proposal:
     proposal = draft_tokens(request, noise)
     places = range(len(proposal))
     return replace(
@@ -55,20 +55,20 @@ def _unprocessed_probs(request: DraftRequest, noise: Noise) -> Proposal:
     )
 
 
-def _argmax_with_soft_probs(request: DraftRequest, noise: Noise) -> Proposal:
+def _argmax_with_soft_probs(request: DraftTask, noise: Noise) -> Proposal:
     proposal = draft_tokens(replace(request, kind="point mass"), noise)
     places = range(len(proposal))
     return replace(proposal, probs=tuple(request.probs(request.context + proposal.token_ids[:i]) for i in places))
 
 
-def _drop_unlikely(request: DraftRequest, noise: Noise) -> Proposal:
+def _drop_unlikely(request: DraftTask, noise: Noise) -> Proposal:
     proposal = draft_tokens(request, noise)
     if proposal.probs and proposal.probs[-1][proposal.token_ids[-1]] < request.stop_below:
         return Proposal(proposal.token_ids[:-1], proposal.probs[:-1])
     return proposal
 
 
-def _one_noise_for_all_places(request: DraftRequest, noise: Noise) -> Proposal:
+def _one_noise_for_all_places(request: DraftTask, noise: Noise) -> Proposal:
     token_ids: tuple[int, ...] = ()
     rows: tuple[Weights, ...] = ()
     for _ in range(request.max_tokens):
@@ -236,7 +236,7 @@ def _block(name: str, description: str, verifier: ProbsVerifier) -> Mutation:
     return Mutation(name, description, "block", "sampled", lambda build: replace(build, block=verifier))
 
 
-def _draft(name: str, description: str, drafter: Drafter) -> Mutation:
+def _draft(name: str, description: str, drafter: DraftFunction) -> Mutation:
     return Mutation(name, description, "standard", "sampled", lambda build: replace(build, draft=drafter))
 
 

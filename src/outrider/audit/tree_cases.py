@@ -11,7 +11,7 @@ from outrider.audit.cases import (
     Case,
     Drafting,
     DraftProbs,
-    DraftRequest,
+    DraftTask,
     Tokens,
     Verifier,
 )
@@ -19,6 +19,8 @@ from outrider.audit.traits import LATER_TRAITS, PARAMETER_TRAITS, TRAITS
 from outrider.audit.tree_parts import Topology
 from outrider.sampling.noise import Noise, Weights
 from outrider.verification.base import depths
+from outrider.verification.registry import VERIFIERS
+from outrider.verification.tree import verify_recursive, verify_traversal
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class TreeCase(Case):
         shape = " ".join(str(parent) for parent in self.topology)
         return f"{self.verifier}, {self.drafting}, {self.trait}, vocabulary {self.vocab_size}, parents {shape}"
 
-    def _emitted(self, build: Build, request: DraftRequest, probs_after: DraftProbs, noise: Noise) -> Tokens:
+    def _emitted(self, build: Build, request: DraftTask, probs_after: DraftProbs, noise: Noise) -> Tokens:
         position, parts = len(request.context), build.tree
         proposal = parts.draft(request, self.topology, noise)
 
@@ -44,6 +46,8 @@ class TreeCase(Case):
             result = parts.traversal(proposal, row, noise, position)
         elif self.verifier == "recursive":
             result = parts.recursive(proposal, row, noise, position)
+        elif self.verifier in VERIFIERS:
+            result = VERIFIERS[self.verifier].tree(proposal, row, noise, position)
         else:
             result = parts.match(proposal, parts.target_tokens(proposal, row, noise, position))
         return (*(proposal.token_ids[node] for node in result.nodes), result.token_id)
@@ -74,8 +78,9 @@ _REPEAT_WITHIN = 3
 
 
 def tree_cases() -> Iterator[TreeCase]:
-    """The models of two cases differ."""
-    for verifier, drafting in _WAYS:
+    """The models of two cases differ. A registered verifier with a rule of its own for trees is a way by itself."""
+    own_rules = [each.name for each in VERIFIERS.values() if each.tree not in (verify_traversal, verify_recursive)]
+    for verifier, drafting in (*_WAYS, *((name, "sampled") for name in own_rules)):
         grid = [
             *product(_SHAPES, TRAITS.items()),
             *product(_FEW_SHAPES, PARAMETER_TRAITS.items()),

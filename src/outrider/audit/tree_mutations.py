@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.audit.cases import DraftRequest
+from outrider.audit.cases import DraftTask
 from outrider.audit.mutations import Mutation
 from outrider.audit.tree_parts import Topology, TreeVerifier, draft_tree
 from outrider.sampling.noise import Noise, Purpose, Uniform, Weights
@@ -33,13 +33,13 @@ def _chance(proposal: Proposal, node: int) -> float:
     return float(probs[node][proposal.token_ids[node]])
 
 
-def _reranked(request: DraftRequest, topology: Topology, noise: Noise) -> Proposal:
+def _reranked(request: DraftTask, topology: Topology, noise: Noise) -> Proposal:
     proposal = draft_tree(request, topology, noise)
     level = depths(proposal.parents or ())
     return keep_nodes(proposal, sorted(range(len(proposal)), key=lambda node: (level[node], -_chance(proposal, node))))
 
 
-def _best_child_kept(request: DraftRequest, topology: Topology, noise: Noise) -> Proposal:
+def _best_child_kept(request: DraftTask, topology: Topology, noise: Noise) -> Proposal:
     proposal = draft_tree(request, topology, noise)
     parents, kept = proposal.parents or (), list[int]()
     for node, parent in enumerate(parents):

@@ -19,13 +19,13 @@ from outrider.verification.tree import (
 )
 
 if TYPE_CHECKING:
-    from outrider.audit.cases import DraftRequest
+    from outrider.audit.cases import DraftTask
 
 Topology = tuple[int, ...]
 """The parent of each node, level by level; -1 is the root."""
 
 
-def draft_tree(request: DraftRequest, topology: Topology, noise: Noise) -> Proposal:
+def draft_tree(request: DraftTask, topology: Topology, noise: Noise) -> Proposal:
     """Grow ``topology`` as far as ``request`` has room and the distribution has tokens.
 
     A node less probable than ``stop_below`` gets no children, and one behind its siblings neither: both are settled
@@ -78,7 +78,7 @@ def draft_tree(request: DraftRequest, topology: Topology, noise: Noise) -> Propo
     )
 
 
-TreeDrafter = Callable[["DraftRequest", Topology, Noise], Proposal]
+TreeDrafter = Callable[["DraftTask", Topology, Noise], Proposal]
 TreeVerifier = Callable[[Proposal, TargetProbs, Noise, int], VerifyResult]
 TreeMatch = Callable[[Proposal, TargetToken], VerifyResult]
 

@@ -30,9 +30,9 @@ class Engine:
             native.library.set_num_threads(threads)
         speculative = settings.pop("speculative")
         self._llm = LLM(model, speculative_config=speculative, max_num_seqs=1, max_model_len=max_model_len, **settings)
-        drafter = self._llm.engine.drafter
         self._held: list[int] = []  # the context whose keys and values ``forward`` keeps
-        modes = ["off"] if drafter is None else ["off", drafter.name]
+        speculator = self._llm.engine.speculator
+        modes = ["off", speculator.name] if speculator.active else ["off"]
         return {"version": f"outrider {__version__}", "detail": self._llm.speculation, "modes": modes}
 
     def generate(self, token_ids: list[int], max_tokens: int, end_token_ids: list[int], mode: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def explain(engine: Engine, metrics: RequestMetrics) -> list[str]:
     """What ``--explain`` prints about one finished request."""
     stats = metrics.speculative_decoding
     lines = [f"speculation     {metrics.speculation}"]
-    passes = getattr(engine.controller, "passes", None)
+    passes = getattr(engine.speculator.policy, "passes", None)
     if passes is not None:
         table = passes.table()
         shown = [rows for rows in (1, 2, 4, 8, 16, 32) if rows in table]

@@ -23,23 +23,14 @@ def machine() -> dict[str, object]:
     """Processor, cores and memory."""
     import psutil
 
+    from outrider.machine import processor_name
+
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": int(psutil.virtual_memory().total),
     }
-
-
-def processor_name() -> str:
-    """The processor's own name where the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:

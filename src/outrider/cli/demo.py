@@ -79,7 +79,7 @@ def demo(
     # Each run must do all of the work: neither the prompt nor the text of the run before is remembered.
     speculative = {**speculative, "suffix_cache_tokens": 0}
     llm = options.load(model, speculative, dtype=dtype, prefix_caching=False)
-    if llm.engine.drafter is None:
+    if not llm.engine.speculator.active:
         raise ConfigError(f"the demo compares speculation off and on, but it is {llm.speculation}")
     console = Console(stderr=json_path == "-", highlight=False, soft_wrap=False)
     console.print(f"[bold]{model}[/bold], greedy, drafter: {llm.speculation}\n")

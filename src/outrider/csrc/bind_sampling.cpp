@@ -33,16 +33,32 @@ auto with_row(const Row& row, const Body& body) {
     fail("logits must be float32 or float64");
 }
 
-// What follows gives None for a row that has no distribution, with a NaN or +inf or with -inf alone: the caller says which.
+SamplingOptions options_of(const nb::kwargs& given) {
+    SamplingOptions options;
+    for (const auto& [key, value] : given) {
+        const std::string name = nb::cast<std::string>(key);
+#define OUTRIDER_OPTION(type, option, initial)  \
+    if (name == #option) {                      \
+        options.option = nb::cast<type>(value); \
+        continue;                               \
+    }
+        OUTRIDER_SAMPLING_OPTIONS(OUTRIDER_OPTION)
+#undef OUTRIDER_OPTION
+        throw nb::type_error(("there is no sampling option '" + name + "'").c_str());
+    }
+    return options;
+}
 
-nb::object py_probabilities(const Row& row, double temperature, int64_t top_k, double top_p, double min_p, double typical_p) {
-    const LawOptions options{temperature, top_k, top_p, min_p, typical_p};
+// The functions below give None for a row that has no distribution: one with a NaN or +inf, or with -inf alone.
+
+nb::object py_probabilities(const Row& row, const nb::kwargs& given) {
+    const SamplingOptions options = options_of(given);
     return with_row(row, [&](const auto* logits, int64_t size) -> nb::object {
         const auto scan = scan_row(logits, size);
         if (!std::isfinite(scan.peak)) return nb::none();
         if (!options.truncates(size)) {
             std::vector<double> probs(size_t(size), 0.0);
-            dense_probabilities(scan, temperature, probs.data());
+            dense_probabilities(scan, options.temperature, probs.data());
             return nb::cast(array_of(std::move(probs)));
         }
         Survivors kept = survivors(scan, options);
@@ -52,9 +68,8 @@ nb::object py_probabilities(const Row& row, double temperature, int64_t top_k, d
     });
 }
 
-nb::object py_draw_token(const Row& row, uint64_t key, double temperature, int64_t top_k, double top_p, double min_p,
-                         double typical_p) {
-    const LawOptions options{temperature, top_k, top_p, min_p, typical_p};
+nb::object py_draw_token(const Row& row, uint64_t key, const nb::kwargs& given) {
+    const SamplingOptions options = options_of(given);
     return with_row(row, [&](const auto* logits, int64_t size) -> nb::object {
         const auto scan = scan_row(logits, size);
         if (!std::isfinite(scan.peak)) return nb::none();
@@ -81,10 +96,8 @@ nb::tuple py_draw(const Weights& weights, uint64_t key) {
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-    m.def("probabilities", &py_probabilities, nb::arg("logits"), nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
-          nb::arg("min_p"), nb::arg("typical_p"));
-    m.def("draw_token", &py_draw_token, nb::arg("logits"), nb::arg("key"), nb::kw_only(), nb::arg("temperature"),
-          nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("typical_p"));
+    m.def("probabilities", &py_probabilities, nb::arg("logits"), nb::arg("options"));
+    m.def("draw_token", &py_draw_token, nb::arg("logits"), nb::arg("key"), nb::arg("options"));
     m.def("token_report", &py_report, nb::arg("logits"), nb::arg("token"), nb::arg("num_top"));
     m.def("draw", &py_draw, nb::arg("weights"), nb::arg("key"));
 }

@@ -100,7 +100,7 @@ OUTRIDER_CLONES double smallest_of(const double* x, int64_t n) {
 }  // namespace
 
 template <class T>
-int64_t draw_token(const RowScan<T>& scan, const LawOptions& options, uint64_t key) {
+int64_t draw_token(const RowScan<T>& scan, const SamplingOptions& options, uint64_t key) {
     if (!options.truncates(scan.size))
         return draw_of_all(scan, std::max(options.temperature, std::numeric_limits<double>::min()), key);
     const Survivors kept = survivors(scan, options);
@@ -113,8 +113,8 @@ int64_t draw_token(const RowScan<T>& scan, const LawOptions& options, uint64_t k
     return winner.id;
 }
 
-template int64_t draw_token(const RowScan<float>&, const LawOptions&, uint64_t);
-template int64_t draw_token(const RowScan<double>&, const LawOptions&, uint64_t);
+template int64_t draw_token(const RowScan<float>&, const SamplingOptions&, uint64_t);
+template int64_t draw_token(const RowScan<double>&, const SamplingOptions&, uint64_t);
 
 int64_t keyed_draw(const double* weights, int64_t size, uint64_t key, double* total) {
     *total = sum_of(weights, size);

@@ -170,7 +170,7 @@ void dense_probabilities(const RowScan<T>& scan, double temperature, double* pro
 }
 
 template <class T>
-Survivors survivors(const RowScan<T>& scan, const LawOptions& options) {
+Survivors survivors(const RowScan<T>& scan, const SamplingOptions& options) {
     const double divisor = divisor_of(options.temperature);
     Survivors found;
     if (options.top_k > 0 && options.top_k < scan.size) {  // temperature keeps the order
@@ -222,8 +222,8 @@ TokenReport token_report(const RowScan<T>& scan, int64_t token, int64_t num_top)
 }
 
 #define OUTRIDER_SAMPLING(T)                                                 \
-    template void dense_probabilities(const RowScan<T>&, double, double*);             \
-    template Survivors survivors(const RowScan<T>&, const LawOptions&);      \
+    template void dense_probabilities(const RowScan<T>&, double, double*);   \
+    template Survivors survivors(const RowScan<T>&, const SamplingOptions&); \
     template TokenReport token_report(const RowScan<T>&, int64_t, int64_t);
 OUTRIDER_SAMPLING(float)
 OUTRIDER_SAMPLING(double)

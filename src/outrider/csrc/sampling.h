@@ -1,5 +1,5 @@
-// From a row of logits to the distribution of the next token, a draw from it, and log-probabilities. As row_scan.h promises, what
-// comes out depends on nothing but the row, the options and the key. Knows nothing about requests, models or Python.
+// From a row of logits to the distribution of the next token, a draw from it, and log-probabilities. As row_scan.h
+// promises, the result depends on nothing but the row, the options and the key. Knows nothing about requests or models.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,18 @@
 
 namespace outrider {
 
-struct LawOptions {
-    double temperature = 1.0;
-    int64_t top_k = 0;  // 0: all
-    double top_p = 1.0, min_p = 0.0, typical_p = 1.0;
+// X(type, name, default) for each option; the Python bindings take them by these names. top_k 0 keeps all tokens.
+#define OUTRIDER_SAMPLING_OPTIONS(X) \
+    X(double, temperature, 1.0)      \
+    X(int64_t, top_k, 0)             \
+    X(double, top_p, 1.0)            \
+    X(double, min_p, 0.0)            \
+    X(double, typical_p, 1.0)
+
+struct SamplingOptions {
+#define OUTRIDER_OPTION(type, name, value) type name = value;
+    OUTRIDER_SAMPLING_OPTIONS(OUTRIDER_OPTION)
+#undef OUTRIDER_OPTION
     bool truncates(int64_t size) const {
         return (top_k > 0 && top_k < size) || top_p < 1.0 || min_p > 0.0 || typical_p < 1.0;
     }
@@ -35,12 +43,12 @@ struct TokenReport {
 template <class T>
 void dense_probabilities(const RowScan<T>& scan, double temperature, double* probs);
 template <class T>
-Survivors survivors(const RowScan<T>& scan, const LawOptions& options);  // of options that truncate
+Survivors survivors(const RowScan<T>& scan, const SamplingOptions& options);  // of options that truncate
 template <class T>
 TokenReport token_report(const RowScan<T>& scan, int64_t token, int64_t num_top);
 // A draw from the distribution, as keyed_draw of it but for rounding, without making it.
 template <class T>
-int64_t draw_token(const RowScan<T>& scan, const LawOptions& options, uint64_t key);
+int64_t draw_token(const RowScan<T>& scan, const SamplingOptions& options, uint64_t key);
 
 // The index with the largest weight / E, where E = -log(u) and u is the uniform number of (key, index): a draw by
 // `weights` [size], which are non-negative with a positive finite sum. Returns -1 if they are not, and their sum.

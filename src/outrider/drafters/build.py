@@ -1,37 +1,42 @@
-"""From settings to a drafter. What needs a model is handed in, because models are loaded above this layer."""
+"""From settings to drafters. What needs a model is handed in, because models are loaded above this layer."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from outrider import native
 from outrider.config import KnownMethod, SpeculativeConfig, missing_verb
 from outrider.drafters.base import Drafter
-from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
-from outrider.scheduler.speculation import SpeculationController
 
 
-def build_drafter(
-    config: SpeculativeConfig,
-    model_drafter: Drafter | None,
-    planner_for: Callable[[Drafter | None, int], SpeculationController],
-) -> CompositeDrafter | None:
-    """The drafter that ``config`` asks for; None for ``off``.
+@dataclass(frozen=True)
+class Drafters:
+    """Drafters that look text up, at most one that spends time, the name of the whole, and the most tokens that the
+    latter drafts in a round.
+    """
 
-    ``model_drafter`` is that of the draft model, where one is asked for; ``planner_for`` gives the planner for a
-    drafter that costs time, if there is one, and the most tokens that it drafts in a round.
+    retrieval: Sequence[Drafter] = ()
+    model: Drafter | None = None
+    name: str = "off"
+    model_max_tokens: int = 0
 
-    Raises ``ConfigError`` if a class of the user's own cannot be imported or made.
+
+def build_drafters(config: SpeculativeConfig, model_drafter: Drafter | None) -> Drafters:
+    """The drafters that ``config`` asks for; none for ``off``.
+
+    ``model_drafter`` is that of the draft model, where one is asked for. Raises ``ConfigError`` if a class of the
+    user's own cannot be imported or made.
     """
     method = config.resolved_method
     if method == "off":
-        return None
+        return Drafters()
     retrieval: list[Drafter] = [PredictionDrafter()]
     model: Drafter | None = None
     most = config.num_speculative_tokens
@@ -46,8 +51,7 @@ def build_drafter(
         most = min(most, config.draft_model_tokens) if method == "composite" else most
     if method not in get_args(KnownMethod):
         model = _own(config)
-    name = method if model is None or method == "composite" else model.name
-    return CompositeDrafter(retrieval, model, name=name, model_max_tokens=most, planner=planner_for(model, most))
+    return Drafters(retrieval, model, method if model is None or method == "composite" else model.name, most)
 
 
 def _own(config: SpeculativeConfig) -> Drafter:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.config import CrossVocabAlgorithm
-from outrider.drafters.base import DraftRequest, Proposal
+from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
 from outrider.drafters.draft_chain import DraftChain
-from outrider.drafters.draft_model import Coupled, is_point_mass
+from outrider.drafters.draft_model import is_point_mass
 from outrider.drafters.draft_passes import DraftPasses
 from outrider.drafters.draft_rows import DraftRows, first_choice
 from outrider.errors import VocabularyMismatchError
@@ -27,12 +27,13 @@ from outrider.models.retokenizer import Retokenizer
 from outrider.models.vocabulary import SharedTokens, Vocabulary, shared_tokens
 from outrider.request import Request
 from outrider.runner.model_runner import Chunk, ModelRunner
+from outrider.verification.registry import Coupling
 
 ENOUGH_SHARED = 0.5
 """With ``auto``, of ``SharedTokens.share`` so much must be shared for sampled requests to be drafted for by tli."""
 
 
-class CrossVocabDrafter:
+class CrossVocabDrafter(DrafterDefaults):
     """Drafts with a model whose vocabulary is not the target's.
 
     The committed tokens are said in the draft's own tokens, from the text; what of that is as it was needs no computing
@@ -56,7 +57,7 @@ class CrossVocabDrafter:
         target_vocab_size: int,
         max_num_batched_tokens: int,
         algorithm: CrossVocabAlgorithm = "auto",
-        coupled: Coupled = "seeded",
+        coupled: Coupling = "seeded",
         token_ids: Sequence[int] | None = None,
     ) -> None:
         """``own`` and ``target`` are the vocabularies of draft and target, without tokens that have no rows.
@@ -101,7 +102,7 @@ class CrossVocabDrafter:
         self._contexts.pop(request_id, None)
         self._passes.free(request_id)
 
-    def num_behind(self, request: Request) -> int:
+    def num_uncomputed_tokens(self, request: Request) -> int:
         """About how many tokens of the request's text have no K/V here yet, by the target's count."""
         context = self._contexts.get(request.request_id)
         return max(1, request.num_tokens - (0 if context is None else context.num_cached))

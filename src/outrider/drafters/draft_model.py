@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
 from outrider import native
-from outrider.drafters.base import DraftRequest, Proposal
+from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
 from outrider.drafters.draft_chain import DraftChain
 from outrider.drafters.draft_passes import DraftPasses
 from outrider.drafters.draft_rows import DraftRows
@@ -17,22 +16,19 @@ from outrider.drafters.draft_tree import DraftTree
 from outrider.drafters.text_index import DraftLookUp, TextIndexes
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
-
-Coupled = Literal["none", "seeded", "all"]
-"""Which requests get drafts drawn with the target's own noise."""
-
+from outrider.verification.registry import Coupling
 
 _LOOK_UP_FLOOR = 0.2
 """Tokens less likely than this are not read on suspicion."""
 
 
-def is_point_mass(entry: DraftRequest, coupled: Coupled) -> bool:
+def is_point_mass(entry: DraftRequest, coupled: Coupling) -> bool:
     """True if the request's drafts are argmaxes, or drawn with the target's own noise."""
     params = entry.request.params
     return params.greedy or coupled == "all" or (coupled == "seeded" and params.seed is not None)
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(DrafterDefaults):
     """Drafts token by token, or trees level by level, all requests of the batch in one pass per token or level.
 
     Greedy requests get the argmax and ``coupled`` ones the token that the target's own noise would choose under the
@@ -54,7 +50,7 @@ class DraftModelDrafter:
         *,
         target_vocab_size: int,
         max_num_batched_tokens: int,
-        coupled: Coupled = "seeded",
+        coupled: Coupling = "seeded",
         token_ids: Sequence[int] | None = None,
         tree_width: int = 1,
     ) -> None:
@@ -106,7 +102,7 @@ class DraftModelDrafter:
             self._texts.forget(request_id)
         self._passes.free(request_id)
 
-    def num_behind(self, request: Request) -> int:
+    def num_uncomputed_tokens(self, request: Request) -> int:
         """Committed tokens of the request that have no K/V here yet."""
         return request.num_tokens - self._passes.num_computed(request.request_id)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.drafters.base import DraftRequest, Proposal
+from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
 from outrider.request import Request
 
 NGram = tuple[int, ...]
@@ -21,7 +21,7 @@ class _Index:
         self.followed_at: dict[NGram, int] = {}
 
 
-class NGramDrafter:
+class NGramDrafter(DrafterDefaults):
     """Longest match first, among equals the latest; an index per request makes a step independent of its length."""
 
     name = "ngram"

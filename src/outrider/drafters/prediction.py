@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafters.base import DraftRequest, Proposal
+from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
 from outrider.request import Request
 
 _LONGEST = 4
@@ -63,7 +63,7 @@ class _Followed:
         return min(self.at + 1, len(self.tokens)), False
 
 
-class PredictionDrafter:
+class PredictionDrafter(DrafterDefaults):
     """Point-mass drafts from each request's ``prediction_token_ids``; none for requests that bring none."""
 
     name = "prediction"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider import native
-from outrider.drafters.base import DraftRequest, Proposal
+from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
 from outrider.drafters.text_index import TAIL, TextIndexes
 from outrider.request import Request
 
 
-class SuffixDrafter:
+class SuffixDrafter(DrafterDefaults):
     """Of what the request's own text and earlier outputs suggest, the draft that promises more accepted tokens.
 
     A match of m tokens lets a draft of any length follow, token by token while its estimated chance to be reached

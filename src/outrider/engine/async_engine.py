@@ -17,12 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from outrider.engine.answers import joined, one_each
 from outrider.engine.engine import Engine
 from outrider.engine.mailbox import Mailbox, call_in_loop, deliver
+from outrider.engine.parallel_sampling import joined, one_each
 from outrider.errors import EngineUnavailableError, InvalidRequestError, QueueFullError, RequestFailedError
 from outrider.outputs import RequestOutput, StreamPiece
 from outrider.request import Request
+from outrider.request_state import RequestState
 from outrider.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -145,8 +146,8 @@ class AsyncEngine:
         self._num_live = 0
         self._refusing: str | None = None
         self._closing = False
-        self._live: dict[str, tuple[Request, Mailbox, int]] = {}
-        self._not_started: dict[str, Request] = {}
+        self._live: dict[str, tuple[RequestState, Mailbox, int]] = {}
+        self._not_started: dict[str, RequestState] = {}
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
         self._thread.start()
 
@@ -275,7 +276,7 @@ class AsyncEngine:
                     self._fail_all(self.failure or "the engine is closed")
 
     def _add(self, jobs: Sequence[Job], mailbox: Mailbox, priority: int) -> None:
-        added: list[Request] = []
+        added: list[RequestState] = []
         try:
             if self.failure is not None:
                 raise EngineUnavailableError(self.failure)
@@ -322,7 +323,7 @@ class AsyncEngine:
             if self._not_started.pop(request.request_id, None) is not None:
                 self._tell("started", request, max(0.0, began - request.metrics.arrival_time))
 
-    def _finish(self, outcomes: Sequence[tuple[Request, StreamPiece | None]]) -> None:
+    def _finish(self, outcomes: Sequence[tuple[RequestState, StreamPiece | None]]) -> None:
         """Hand out what was gained, in one call for each event loop; forget the requests that have ended."""
         post: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, int, StreamPiece | None, RequestOutput | None]]] = {}
         num_ended = 0
@@ -342,7 +343,7 @@ class AsyncEngine:
                 self._abort([request_id for mailbox, *_ in letters for request_id in mailbox.request_ids])
 
     def _fail_all(self, problem: str) -> None:
-        outcomes: list[tuple[Request, StreamPiece | None]] = []
+        outcomes: list[tuple[RequestState, StreamPiece | None]] = []
         for request_id, (request, mailbox, index) in list(self._live.items()):
             try:
                 outcomes.append((request, None if request.finished else self.engine.fail(request, problem)[1]))

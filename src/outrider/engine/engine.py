@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from outrider.drafters.base import Drafter
-from outrider.engine.detokenizer import Detokenizer, TokenStream
+from outrider.detokenizer import Detokenizer, TokenStream
 from outrider.engine.step import step
 from outrider.engine.verify import verify
 from outrider.errors import InvalidRequestError
+from outrider.models.logits import Logits
 from outrider.outputs import CompletionOutput, FinishReason, RequestOutput, StreamPiece
-from outrider.request import Request
+from outrider.request_state import RequestState
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import Grammar, GrammarCompiler
 from outrider.sampling.noise import Noise
@@ -22,63 +22,73 @@ from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams, StructuredOutputs
 from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.speculation import SpeculationController
-from outrider.verification.base import VerifyResult
+from outrider.speculation.speculator import Speculator
+from outrider.verification.base import Proposal, VerifyResult
 
-logger = logging.getLogger(__name__)
+Verify = Callable[[RequestState, Proposal, Logits, Noise], VerifyResult]
 
-Verify = Callable[..., VerifyResult]
-"""Called as ``verify`` is."""
+
+@dataclass(frozen=True)
+class TextTools:
+    """What the engine needs of a tokenizer.
+
+    new_stream     makes a decoder of one request's tokens, given whether special tokens are skipped
+    end_token_ids  the model's end tokens
+    encode         turns ``bad_words`` and predictions into tokens; None where only token ids are taken
+    grammars       turns ``structured_outputs`` into grammars; None where there are none
+    """
+
+    new_stream: Callable[[bool], TokenStream]
+    end_token_ids: frozenset[int] = frozenset()
+    encode: Callable[[str], Sequence[int]] | None = None
+    grammars: GrammarCompiler | None = None
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """The most tokens of one request, requests in one step, and tokens in one forward pass."""
+
+    max_model_len: int
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
 
 
 class Engine:
     """Any number of requests in one batch, each at its own place.
 
-    ``speculation`` says which drafter is at work, or why none is. ``verify_with`` and ``noise_for`` are there for
-    audits, which swap in faulty verifiers and noise that enumerates. ``new_stream`` makes a decoder of a
-    request's tokens, given whether special ones are skipped. ``encode`` turns the words of ``bad_words`` into tokens,
-    and ``grammars`` what ``structured_outputs`` asks for into grammars over them.
+    ``speculation`` says which drafter is at work, or why none is. Audits and tests replace ``verify_with`` by faulty
+    verifiers and ``noise_for`` by noise that enumerates.
     """
 
     def __init__(
         self,
         runner: ModelRunner,
-        drafter: Drafter | None,
-        controller: SpeculationController,
+        speculator: Speculator,
+        text: TextTools,
+        limits: EngineLimits,
         *,
-        new_stream: Callable[[bool], TokenStream],
-        max_model_len: int,
-        max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 512,
-        end_token_ids: frozenset[int] = frozenset(),
-        encode: Callable[[str], Sequence[int]] | None = None,
-        grammars: GrammarCompiler | None = None,
         seed: int | None = None,
         speculation: str = "",
         verify_with: Verify = verify,
         noise_for: Callable[[int], Noise] = KeyedNoise,
     ) -> None:
         self.runner = runner
-        self.drafter = drafter
-        self.scheduler = Scheduler(
-            runner.kv, controller, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        self.speculator = speculator
+        self.scheduler: Scheduler[RequestState] = Scheduler(
+            runner.kv,
+            speculator.budget,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
         )
-        self.controller = controller
-        self.max_model_len = min(max_model_len, runner.kv.capacity)
+        self.max_model_len = min(limits.max_model_len, runner.kv.capacity)
         self.vocab_size = runner.model.vocab_size
         self.verify = verify_with
-        self.speculation = speculation or ("inactive: no drafter" if drafter is None else drafter.name)
-        self._new_stream = new_stream
-        self._encode = encode
-        self._grammars = grammars
+        self.speculation = speculation or (speculator.name if speculator.active else "inactive: no drafter")
+        self._text = text
         self._noise_for = noise_for
-        self._end_token_ids = end_token_ids
         self._seeds = random.Random(seed)
         self._arrivals = itertools.count()
-        self._requests: dict[str, Request] = {}
-        self._noises: dict[str, Noise] = {}
-        self._samplers: dict[str, RequestSampler] = {}
-        self._detokenizers: dict[str, Detokenizer] = {}
+        self._requests: dict[str, RequestState] = {}
 
     @property
     def has_requests(self) -> bool:
@@ -87,7 +97,7 @@ class Engine:
 
     def add_request(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0
-    ) -> Request:
+    ) -> RequestState:
         """Queue a request; lower ``priority`` goes first.
 
         Raises ``InvalidRequestError`` if it can not be served; nothing is kept then.
@@ -100,33 +110,34 @@ class Engine:
             )
         self.check_prompt(prompt_token_ids)
         self._check_method(params.speculative_method)
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=tuple(prompt_token_ids),
-            params=params,
-            noise_seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            max_total_tokens=min(len(prompt_token_ids) + params.max_tokens, self.max_model_len),
-            end_token_ids=self._end_token_ids,
-            prediction_token_ids=self._prediction(params.prediction),
-            arrival=next(self._arrivals),
-            priority=priority,
-        )
         sampler = RequestSampler(
             params,
             prompt_token_ids,
             vocab_size=self.vocab_size,
-            end_token_ids=request.ending_token_ids,
+            end_token_ids=params.ending_token_ids(self._text.end_token_ids),
             bad_sequences=self._bad_sequences(params.bad_words),
             grammar=self._grammar(params.structured_outputs),
         )
+        noise_seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        request = RequestState(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt_token_ids),
+            params=params,
+            noise_seed=noise_seed,
+            max_total_tokens=min(len(prompt_token_ids) + params.max_tokens, self.max_model_len),
+            end_token_ids=self._text.end_token_ids,
+            prediction_token_ids=self._prediction(params.prediction),
+            arrival=next(self._arrivals),
+            priority=priority,
+            sampler=sampler,
+            noise=self._noise_for(noise_seed),
+            detokenizer=Detokenizer(self._text.new_stream(params.skip_special_tokens), params.stop),
+        )
         request.metrics.arrival_time = time.monotonic()
         request.metrics.speculation = self.speculation
-        if self.drafter is not None and not params.speculates:
+        if self.speculator.active and not params.speculates:
             request.metrics.speculation = "inactive: turned off in this request"
         self._requests[request_id] = request
-        self._noises[request_id] = self._noise_for(request.noise_seed)
-        self._samplers[request_id] = sampler
-        self._detokenizers[request_id] = Detokenizer(self._new_stream(params.skip_special_tokens), params.stop)
         self.scheduler.add(request)
         return request
 
@@ -146,36 +157,27 @@ class Engine:
                     f"prompt token {place} is {token_id}, but ids go from 0 to {self.vocab_size - 1}", param="prompt"
                 )
 
-    @property
-    def speculative_methods(self) -> tuple[str, ...]:
-        """What a request may choose as its ``speculative_method``."""
-        drafter = self.drafter
-        if drafter is None:
-            return ("off",)
-        methods: tuple[str, ...] = getattr(drafter, "methods", (drafter.name,))
-        return ("off", *methods)
-
     def _check_method(self, method: str | None) -> None:
-        if method is not None and method not in self.speculative_methods:
+        if method is not None and method not in self.speculator.methods:
             raise InvalidRequestError(
                 f"speculative_method={method!r} is not at work here; choose one of "
-                f"{', '.join(self.speculative_methods)}, or load the engine with another speculative_config",
+                f"{', '.join(self.speculator.methods)}, or load the engine with another speculative_config",
                 param="speculative_method",
             )
 
     def _bad_sequences(self, words: Sequence[str]) -> list[Sequence[int]]:
         """The tokens of each word at the beginning of a text, and after a space."""
-        if words and self._encode is None:
+        if words and self._text.encode is None:
             raise InvalidRequestError("bad_words need a tokenizer; give bad_token_ids instead", param="bad_words")
         texts = [text for word in words for text in (word, f" {word.lstrip()}")]
-        return [] if self._encode is None else [ids for text in texts if (ids := self._encode(text))]
+        return [] if self._text.encode is None else [ids for text in texts if (ids := self._text.encode(text))]
 
     def _grammar(self, wanted: StructuredOutputs | None) -> Grammar | None:
         if wanted is None:
             return None
-        if self._grammars is None:
+        if self._text.grammars is None:
             raise InvalidRequestError("structured_outputs need a tokenizer", param="structured_outputs")
-        return self._grammars.grammar(wanted)
+        return self._text.grammars.grammar(wanted)
 
     def _prediction(self, prediction: str | Sequence[int] | None) -> tuple[int, ...]:
         if prediction is None:
@@ -188,11 +190,11 @@ class Engine:
                         param="prediction",
                     )
             return tuple(prediction)
-        if self._encode is None:
+        if self._text.encode is None:
             raise InvalidRequestError("a prediction as text needs a tokenizer; give token ids", param="prediction")
-        return tuple(self._encode(prediction))
+        return tuple(self._text.encode(prediction))
 
-    def step(self) -> list[tuple[Request, StreamPiece]]:
+    def step(self) -> list[tuple[RequestState, StreamPiece]]:
         """Advance every scheduled request once; return what each one that gained tokens, or ended, gained."""
         return step(self) if self.has_requests else []
 
@@ -207,12 +209,11 @@ class Engine:
     def take_output(self, request_id: str, prompt: str | None = None) -> RequestOutput:
         """The output of a request so far; a finished request is forgotten with this call."""
         request = self._requests[request_id]
-        detokenizer = self._detokenizers[request_id]
         completion = CompletionOutput(
             index=0,
-            text=detokenizer.text,
+            text=request.detokenizer.text,
             token_ids=tuple(request.output_token_ids),
-            token_texts=tuple(detokenizer.token_texts),
+            token_texts=tuple(request.detokenizer.token_texts),
             sources=tuple(request.sources),
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
@@ -220,10 +221,7 @@ class Engine:
             details=tuple(request.details) if request.params.token_details else None,
         )
         if request.finished:
-            del self._requests[request_id], self._detokenizers[request_id]
-            self._noises.pop(request_id, None)
-            self._samplers.pop(request_id, None)
-            self.controller.forget(request_id)
+            del self._requests[request_id]
         return RequestOutput(
             request_id=request_id,
             prompt=prompt,
@@ -235,33 +233,17 @@ class Engine:
             prompt_logprobs=None if request.params.prompt_logprobs is None else tuple(request.prompt_logprobs),
         )
 
-    def noise(self, request: Request) -> Noise:
-        """The request's own randomness in its coming step."""
-        return self._noises[request.request_id].at_step(request.num_tokens)
-
-    def sampler(self, request: Request) -> RequestSampler:
-        """The request's distribution at any of its places."""
-        return self._samplers[request.request_id]
-
-    def detokenize(self, request: Request, token_id: int) -> str | None:
-        """Add one token to the request's text; return the stop string that it completes, if any."""
-        return self._detokenizers[request.request_id].push(
-            token_id,
-            hidden=request.is_end_token(token_id),
-            may_stop=request.num_output_tokens + 1 >= request.params.min_tokens,
-        )
-
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself, control tokens too."""
-        stream = self._new_stream(False)
+        stream = self._text.new_stream(False)
         return stream.step(token_id) + stream.finish()
 
-    def piece(self, request: Request, appended: int) -> StreamPiece:
+    def piece(self, request: RequestState, appended: int) -> StreamPiece:
         """What the last ``appended`` tokens of ``request`` added; closes its text if it has ended."""
         if request.finished:
             self._close(request)
         first = request.num_output_tokens - appended
-        texts = tuple(self._detokenizers[request.request_id].token_texts[first:])
+        texts = tuple(request.detokenizer.token_texts[first:])
         return StreamPiece(
             text="".join(texts),
             token_ids=tuple(request.output_token_ids[first:]),
@@ -272,47 +254,22 @@ class Engine:
             details=tuple(request.details[first:]) if request.params.token_details else None,
         )
 
-    def fail(self, request: Request, problem: str) -> tuple[Request, StreamPiece]:
+    def fail(self, request: RequestState, problem: str) -> tuple[RequestState, StreamPiece]:
         """End one request with an error; the others go on."""
         self._end(request, "error", error=problem)
         return request, self.piece(request, 0)
 
-    def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """Tell the drafter what became of its proposal; one that fails here drafts no more for this request."""
-        if self.drafter is None:
-            return
-        try:
-            self.drafter.observe(request, num_drafted, num_accepted)
-        except Exception as error:
-            self.stop_drafting(request, f"{type(error).__name__}: {error}")
-
-    def forget_drafts(self, request: Request) -> None:
-        """Drop the drafter's state of a request; a drafter that fails even here is only logged."""
-        if self.drafter is None:
-            return
-        try:
-            self.drafter.forget(request.request_id)
-        except Exception:
-            logger.exception("drafter %s failed to forget request %s", self.drafter.name, request.request_id)
-
-    def stop_drafting(self, request: Request, problem: str) -> None:
-        """Go on without speculation for this request, and say so in its metrics."""
-        name = "none" if self.drafter is None else self.drafter.name
-        logger.warning("request %s goes on without speculation: drafter %s %s", request.request_id, name, problem)
-        request.drafting_stopped = True
-        request.metrics.speculation = f"inactive: drafter {name!r}: {problem}"
-        self.forget_drafts(request)
-
     def check_integrity(self) -> None:
-        """Raise ``IntegrityError`` unless every block is free or owned by a running request."""
+        """Raise ``IntegrityError`` unless every block is free or owned by a running request, drafters' blocks too."""
         self.scheduler.check_integrity()
+        self.speculator.check_integrity()
 
-    def _end(self, request: Request, reason: FinishReason, *, error: str | None = None) -> None:
+    def _end(self, request: RequestState, reason: FinishReason, *, error: str | None = None) -> None:
         self.scheduler.finish(request, reason, error=error)
-        self.forget_drafts(request)
+        self.speculator.forget(request.request_id)
         self._close(request)
 
-    def _close(self, request: Request) -> None:
-        self._detokenizers[request.request_id].finish()
+    def _close(self, request: RequestState) -> None:
+        request.detokenizer.finish()
         if request.metrics.finish_time is None:
             request.metrics.finish_time = time.monotonic()

@@ -6,40 +6,36 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from outrider.config import EngineConfig, SpeculativeConfig, Verification
+from outrider import __version__, native
+from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.drafters.base import Drafter
-from outrider.drafters.build import build_drafter
+from outrider.drafters.build import Drafters, build_drafters
 from outrider.drafters.cross_vocab import CrossVocabDrafter
-from outrider.drafters.draft_model import Coupled, DraftModelDrafter
+from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engine.backends import build_model, resolve_device
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, EngineLimits, TextTools
 from outrider.engine.memory import MemoryPlan, plan_memory
 from outrider.engine.verify import verify
 from outrider.errors import ConfigError, VocabularyMismatchError
+from outrider.machine import processor_name
 from outrider.models.base import CausalModel
+from outrider.models.loader.cache import cache_directory
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import Vocabulary
-from outrider.runner.measure import measure_passes
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
-from outrider.scheduler.adaptive import AdaptiveSpeculation, ModelDrafting
-from outrider.scheduler.costs import DraftCosts
-from outrider.scheduler.speculation import FixedSpeculation, SpeculationController
+from outrider.speculation.adaptive import AdaptivePolicy, ModelDrafting
+from outrider.speculation.cost_cache import costs_of
+from outrider.speculation.costs import DraftCosts, PassCosts
+from outrider.speculation.policy import FixedPolicy, Policy
+from outrider.speculation.speculator import Speculator
+from outrider.verification.registry import VERIFIERS
 
 logger = logging.getLogger(__name__)
 
 MEASURING_SECONDS = 1.0
-"""About how long an engine that speculates takes at start to measure what passes of its target cost."""
-
-_COUPLED: dict[Verification, Coupled] = {
-    "auto": "seeded",
-    "coupled": "all",
-    "block": "none",
-    "traversal": "none",
-    "standard": "none",
-}
-"""Which requests' drafts the draft model draws with the target's own noise."""
+"""Duration of measuring the costs of the target's passes, at the first start of a model on a machine."""
 
 
 @dataclass(frozen=True)
@@ -71,26 +67,32 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
             )
         logger.warning("max_model_len is %d, not %d: the KV cache holds no more", capacity, max_model_len)
         max_model_len = capacity
-    runner, model_drafter = _runner(config, target, memory), None
-    draft_runner = None if draft is None else _runner(config, draft.model, memory)
-    if draft is not None and draft_runner is not None:
-        model_drafter = _model_drafter(config, opened, draft, draft_runner)
-    planner = partial(_planner, speculative, runner, draft_runner)
-    drafter = build_drafter(speculative, model_drafter, planner)
+    runner, model_drafter, costed_draft = _runner(config, target, memory), None, None
+    if draft is not None:
+        costed_draft = _Costed(draft.opened, _runner(config, draft.model, memory))
+        model_drafter = _model_drafter(config, opened, draft, costed_draft.runner)
+    drafters = build_drafters(speculative, model_drafter)
+    speculator = Speculator(
+        drafters.retrieval,
+        drafters.model,
+        _policy(config, drafters, _Costed(opened, runner), costed_draft),
+        name=drafters.name,
+        model_max_tokens=drafters.model_max_tokens,
+    )
+    end_token_ids = frozenset(opened.config.eos_token_ids)
     engine = Engine(
         runner,
-        drafter,
-        FixedSpeculation(0) if drafter is None else drafter.planner,
-        new_stream=opened.tokenizer.stream,
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        end_token_ids=frozenset(opened.config.eos_token_ids),
-        grammars=GrammarCompiler(opened.tokenizer.backend.to_str, target.vocab_size, opened.config.eos_token_ids),
-        encode=partial(opened.tokenizer.encode, add_special_tokens=False),
+        speculator,
+        TextTools(
+            new_stream=opened.tokenizer.stream,
+            end_token_ids=end_token_ids,
+            encode=partial(opened.tokenizer.encode, add_special_tokens=False),
+            grammars=GrammarCompiler(opened.tokenizer.backend.to_str, target.vocab_size, end_token_ids),
+        ),
+        EngineLimits(max_model_len, config.max_num_seqs, config.max_num_batched_tokens),
         seed=config.seed,
-        speculation=_describe(speculative, drafter),
-        verify_with=partial(verify, method=speculative.verification),
+        speculation=_describe(speculative, speculator),
+        verify_with=partial(verify, verifier=VERIFIERS[speculative.verification]),
     )
     return ReadyEngine(engine, opened.tokenizer, opened.name, memory)
 
@@ -142,30 +144,50 @@ def _model_drafter(config: EngineConfig, target: OpenModel, draft: _Draft, runne
         runner,
         target_vocab_size=target.config.vocab_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        coupled=_COUPLED[speculative.verification],
+        coupled=VERIFIERS[speculative.verification].coupling,
         token_ids=draft.kept,
         tree_width=speculative.tree_width,
     )
 
 
-def _planner(
-    speculative: SpeculativeConfig,
-    runner: ModelRunner,
-    draft_runner: ModelRunner | None,
-    drafter: Drafter | None,
-    model_max_tokens: int,
-) -> SpeculationController:
-    """Who decides how much is drafted; measures what passes cost here, if that is to be weighed."""
+@dataclass(frozen=True)
+class _Costed:
+    """A model whose passes have a cost: where it comes from, and what runs it."""
+
+    opened: OpenModel
+    runner: ModelRunner
+
+    def costs(self, config: EngineConfig, quantization: str | None, seconds: float) -> PassCosts:
+        """The costs of its passes on this machine, kept in the cache folder."""
+        model = self.runner.model
+        key = {
+            "outrider": __version__,
+            "processor": processor_name(),
+            "kernels": native.describe() if native.available() else "reference",
+            "device": str(model.device),
+            "files": self.opened.source.files(),
+            "formats": [config.backend, config.dtype, quantization],
+            "output rows": model.vocab_size,
+        }
+        return costs_of(self.runner, cache_directory() / "costs", key, seconds=seconds)
+
+
+def _policy(config: EngineConfig, drafters: Drafters, target: _Costed, draft: _Costed | None) -> Policy:
+    """Who decides how much is drafted. Measures the costs of passes on this machine if the policy needs them."""
+    speculative = config.speculative
+    if not drafters.retrieval and drafters.model is None:
+        return FixedPolicy(0)
     if not speculative.adaptive:
-        return FixedSpeculation(speculative.num_speculative_tokens)
+        return FixedPolicy(speculative.num_speculative_tokens)
     model = None
-    if drafter is not None:
+    if drafters.model is not None:
         costs = DraftCosts()
-        if draft_runner is not None:
-            costs = DraftCosts(measure_passes(draft_runner, seconds=MEASURING_SECONDS / 2.0))
-        model = ModelDrafting(drafter.name, costs, model_max_tokens, tree=speculative.tree_width > 1)
-    passes = measure_passes(runner, seconds=MEASURING_SECONDS)
-    return AdaptiveSpeculation(passes, num_speculative_tokens=speculative.num_speculative_tokens, model=model)
+        if draft is not None:
+            costs = DraftCosts(draft.costs(config, speculative.quantization, MEASURING_SECONDS / 2.0))
+        tree = speculative.tree_width > 1
+        model = ModelDrafting(drafters.model.name, costs, drafters.model_max_tokens, tree=tree)
+    passes = target.costs(config, config.quantization, MEASURING_SECONDS)
+    return AdaptivePolicy(passes, num_speculative_tokens=speculative.num_speculative_tokens, model=model)
 
 
 def _cross_vocab_drafter(
@@ -178,7 +200,7 @@ def _cross_vocab_drafter(
         target_vocab_size=target.config.vocab_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
         algorithm=config.speculative.cross_vocab_algorithm,
-        coupled=_COUPLED[config.speculative.verification],
+        coupled=VERIFIERS[config.speculative.verification].coupling,
         token_ids=kept,
     )
     shared = drafter.shared
@@ -215,9 +237,9 @@ def check_same_vocabulary(target: OpenModel, draft: OpenModel) -> None:
         )
 
 
-def _describe(speculative: SpeculativeConfig, drafter: Drafter | None) -> str:
-    if drafter is not None:
-        return f"{drafter.name}, up to {speculative.num_speculative_tokens} tokens per step"
+def _describe(speculative: SpeculativeConfig, speculator: Speculator) -> str:
+    if speculator.active:
+        return f"{speculator.name}, up to {speculative.num_speculative_tokens} tokens per step"
     if speculative.num_speculative_tokens == 0:
         return "inactive: num_speculative_tokens=0"
     return "inactive: speculation is off"

@@ -13,22 +13,21 @@ from dataclasses import replace
 from outrider.models.logits import Logits
 from outrider.outputs import RejectedDraft, TokenDetail, TokenSource
 from outrider.request import Request
+from outrider.request_state import RequestState
 from outrider.sampling.logprobs import report_of_logits
 from outrider.sampling.noise import Weights
-from outrider.sampling.request_sampler import RequestSampler
 from outrider.verification.base import Proposal
 
 
 def output_details(
-    request: Request,
-    sampler: RequestSampler,
+    request: RequestState,
     proposal: Proposal,
     tokens: Sequence[tuple[int, TokenSource]],
-    rows: Logits,
+    logits: Logits,
     nodes: Sequence[int],
     token_text: Callable[[int], str],
 ) -> list[TokenDetail]:
-    """For each of ``tokens``, which the step emits, by its row of ``rows`` [1 + drafts, vocab]; empty unless asked for.
+    """For each of ``tokens``, which the step emits, by its row of ``logits`` [1 + drafts, vocab]; empty unless wanted.
 
     ``nodes`` are the accepted drafts; the first token's row is 0, each other's the one after the draft before it. Call
     it before the tokens are committed and the step is counted. ``token_text`` gives the text of a rejected token.
@@ -40,7 +39,7 @@ def output_details(
     details = []
     for place, (token_id, source) in enumerate(tokens):
         parent = nodes[place - 1] if place else -1
-        target_prob = _target_probs(request, sampler, rows.row(parent + 1), emitted[:place])
+        target_prob = _target_probs(request, logits.row(parent + 1), emitted[:place])
         detail = TokenDetail(token_id, source, step, place, target_prob(token_id))
         tried = nodes[place] if source == "accepted" else _first_child(proposal, parent)
         if tried is not None:
@@ -57,17 +56,15 @@ def output_details(
     return details
 
 
-def _target_probs(
-    request: Request, sampler: RequestSampler, logits: Weights, drafted: Sequence[int]
-) -> Callable[[int], float]:
-    """The target's probability of a token at this place, from its ``logits`` [vocab].
+def _target_probs(request: RequestState, row: Weights, drafted: Sequence[int]) -> Callable[[int], float]:
+    """The target's probability of a token at this place, from its ``row`` [vocab] of logits.
 
     A greedy distribution is one at a single token; its requests get the softmax of the edited logits instead.
     """
     if request.params.greedy:
-        edited = sampler.edited(logits, request.token_ids, drafted)
+        edited = request.sampler.edited(row, request.token_ids, drafted)
         return lambda token_id: math.exp(report_of_logits(edited, token_id, 0).logprob)
-    probs = sampler.probs(logits, request.token_ids, drafted)
+    probs = request.sampler.probs(row, request.token_ids, drafted)
     return lambda token_id: float(probs[token_id])
 
 

@@ -21,6 +21,9 @@ Rows = NDArray[np.floating[Any]]
 class Logits(Protocol):
     """Logits of rows that follow each other, [rows, vocab], wherever a decoder keeps them."""
 
+    known_argmax: list[int] | None
+    """What ``argmax`` of all rows gives, if ``find_argmax`` has found it."""
+
     def __len__(self) -> int:
         """How many rows there are."""
         ...
@@ -45,11 +48,12 @@ class Logits(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class ArrayLogits:
     """``Logits`` in a C-contiguous NumPy array ``values`` [rows, vocab], float32 or float64."""
 
     values: Rows
+    known_argmax: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -59,6 +63,10 @@ class ArrayLogits:
 
     def argmax(self, rows: slice | None = None) -> list[int]:
         """See ``Logits.argmax``."""
+        if rows is None and self.known_argmax is not None:
+            return self.known_argmax
+        if rows is None and self.known_argmax is not None:
+            return self.known_argmax
         chosen = self if rows is None else self[rows]
         return greedy_ids([chosen])[0]
 
@@ -70,6 +78,12 @@ class ArrayLogits:
     def rows(self, part: slice) -> Rows:
         """See ``Logits.rows``."""
         return self.values[part]
+
+
+def find_argmax(groups: Sequence[Logits]) -> None:
+    """Find ``argmax`` of each of ``groups``, all in one go, so that asking for it takes no time."""
+    for logits, ids in zip(groups, greedy_ids(groups) if groups else [], strict=True):
+        logits.known_argmax = ids
 
 
 def greedy_ids(groups: Sequence[Logits]) -> list[list[int]]:

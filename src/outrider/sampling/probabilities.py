@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from outrider import native
 from outrider.sampling.noise import Weights
-from outrider.sampling_params import SamplingParams
+from outrider.sampling_params import DISTRIBUTION_PARAMETERS, SamplingParams
 
 # Only candidates for the nucleus are sorted: the weights above the first of these floors that leaves enough mass.
 _NUCLEUS_FLOORS = (1e-2, 1e-4, 1e-7, 0.0)
@@ -90,13 +90,7 @@ def probabilities(logits: Weights, params: SamplingParams) -> Weights:
 
 def native_options(params: SamplingParams) -> dict[str, Any]:
     """The stages of ``probabilities`` as the native routines take them."""
-    return {
-        "temperature": params.temperature,
-        "top_k": max(params.top_k, 0),
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "typical_p": params.typical_p,
-    }
+    return {name: getattr(params, name) for name in DISTRIBUTION_PARAMETERS}
 
 
 def _spread(ids: int | NDArray[np.int64], weights: float | Weights, size: int) -> Weights:

@@ -50,7 +50,7 @@ class RequestSampler:
         _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
         _check_ids("bad_token_ids", (token_id for sequence in bad for token_id in sequence), vocab_size)
         self.params = params
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._num_prompt = len(prompt_token_ids)
         self._grammar = grammar
         self._forbidden = _forbidden(params, [sequence[0] for sequence in bad if len(sequence) == 1], vocab_size)
@@ -119,7 +119,7 @@ class RequestSampler:
         if self._grammar is not None:
             allowed = self._grammar.allowed(committed[self._num_prompt :], drafted)
             if allowed is not None:
-                row[~allowed[: self._vocab_size]] = -np.inf
+                row[~allowed[: self.vocab_size]] = -np.inf
         if self._forbidden is not None:
             row[self._forbidden] = -np.inf
         for *before, last in self._bad_sequences:

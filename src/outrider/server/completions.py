@@ -11,8 +11,8 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from outrider.engine.answers import one_each
 from outrider.engine.async_engine import Job
+from outrider.engine.parallel_sampling import one_each
 from outrider.models.tokenizer import Tokenizer
 from outrider.outputs import RequestOutput, StreamPiece, TokenLogprobs
 from outrider.server.answer import Counts, Reply

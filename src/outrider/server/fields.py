@@ -9,35 +9,11 @@ from typing import Any
 
 from outrider.config import MAX_SPECULATIVE_TOKENS
 from outrider.errors import InvalidRequestError
-from outrider.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams, StructuredOutputs
+from outrider.sampling_params import DEFAULT_MAX_TOKENS, REQUEST_FIELDS, SamplingParams, StructuredOutputs
 from outrider.server.errors import bad_request
 from outrider.server.schemas import GenerationRequest
 
 logger = logging.getLogger(__name__)
-
-_SAME = [
-    "max_tokens",
-    "token_details",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "n",
-    "skip_special_tokens",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-]
-"""Fields that ``SamplingParams`` has under the same name."""
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
@@ -102,7 +78,7 @@ def sampling_params(request: GenerationRequest, methods: Sequence[str], max_draf
     Raises ``ApiError`` naming the field, or ``InvalidRequestError`` naming the parameter (see ``named``).
     """
     check_known(request)
-    values = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    values = {name: value for name in REQUEST_FIELDS if (value := getattr(request, name)) is not None}
     values |= {name: value for name, value in more.items() if value is not None}
     if request.prompt_logprobs is not None:
         if request.stream:

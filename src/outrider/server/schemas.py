@@ -5,14 +5,14 @@ Fields that are not listed are accepted (``fields.py`` says what becomes of them
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from outrider.sampling_params import REQUEST_FIELDS
 from outrider.server.errors import ErrorResponse
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-Stop = str | list[str]
 Prompt = str | list[str] | list[int] | list[list[int]]
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -133,29 +133,30 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Fields):
+if TYPE_CHECKING:
+
+    class SamplingFields(Fields):
+        """The sampling parameters that the server's own code reads."""
+
+        max_tokens: int | None
+        n: int | None
+        ignore_eos: bool | None
+        min_tokens: int | None
+        skip_special_tokens: bool | None
+        token_details: bool | None
+        temperature: float | None
+        seed: int | None
+
+else:
+    SamplingFields = create_model(
+        "SamplingFields", __base__=Fields, **{name: (kind | None, None) for name, kind in REQUEST_FIELDS.items()}
+    )
+
+
+class GenerationRequest(SamplingFields):
     """What chats and completions have in common."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: Stop | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
     prediction: Prediction | str | None = None
@@ -166,7 +167,6 @@ class GenerationRequest(Fields):
     speculative_config: str | dict[str, Any] | None = None
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
     detailed_metrics: bool | None = None
-    token_details: bool | None = None
 
 
 class ChatCompletionRequest(GenerationRequest):

@@ -47,12 +47,12 @@ class Ready:
     @property
     def methods(self) -> tuple[str, ...]:
         """What requests may choose to draft with; only ``off`` without speculation."""
-        return self.engine.engine.speculative_methods
+        return self.engine.engine.speculator.methods
 
     @property
     def max_drafts(self) -> int:
         """The most tokens that are drafted per step; requests may lower it."""
-        return 0 if self.engine.engine.drafter is None else self.speculative.num_speculative_tokens
+        return 0 if not self.engine.engine.speculator.active else self.speculative.num_speculative_tokens
 
     @property
     def reasoning(self) -> bool:
@@ -136,8 +136,7 @@ class Serving:
             if self.settings.chat_template is not None:
                 built.tokenizer.chat_template = self.settings.chat_template
             names = self.settings.served_model_names or (built.model_name,)
-            drafter = built.engine.drafter
-            self._metrics = Metrics(names[0], self._load, lambda: getattr(drafter, "nbytes", 0))
+            self._metrics = Metrics(names[0], self._load, lambda: built.engine.speculator.nbytes)
             engine = AsyncEngine(built.engine, max_waiting=self.settings.max_waiting, observer=self._metrics)
             self._ready = Ready(
                 engine, built.tokenizer, self.config.speculative, names, built.model_name, self.settings

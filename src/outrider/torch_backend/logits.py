@@ -27,13 +27,14 @@ class _Pass:
         return [token_id if ok else None for token_id, ok in zip(ids.tolist(), sound.tolist(), strict=True)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class TorchLogits:
     """``Logits`` that stay on their device but for the rows that are asked for."""
 
     scores: _Pass
     places: range
     """The rows of the pass that these are."""
+    known_argmax: list[int] | None = None
 
     @staticmethod
     def of(values: Tensor) -> TorchLogits:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.audit.cases import Build, Case, DraftRequest, all_cases, draft_tokens
+from outrider.audit.cases import Build, Case, DraftTask, all_cases, draft_tokens
 from outrider.audit.exact import (
     ALL_MUTATIONS,
     CAUGHT_TV,
@@ -32,8 +32,11 @@ from outrider.audit.properties import (
 from outrider.audit.tree_cases import tree_cases
 from outrider.audit.tree_mutations import faulty_traversal
 from outrider.audit.tree_parts import TreeBuild
+from outrider.config import SpeculativeConfig
+from outrider.errors import ConfigError
 from outrider.sampling.noise import Noise, Purpose
 from outrider.verification.base import Proposal, TargetProbs, VerifyResult
+from outrider.verification.registry import VERIFIERS, Verifier
 from outrider.verification.standard import residual, verify_standard
 
 NUM_CHAIN_CASES, NUM_TREE_CASES = 920, 896
@@ -201,7 +204,7 @@ def test_drafts_leave_a_grammar_where_they_are_drawn_without_it() -> None:
     case = next(case for case in SMALL if case.trait == "grammar, drafts without it" and case.num_drafts == 2)
     drawn = set[tuple[int, ...]]()
 
-    def recording(request: DraftRequest, noise: Noise) -> Proposal:
+    def recording(request: DraftTask, noise: Noise) -> Proposal:
         proposal = draft_tokens(request, noise)
         drawn.add(proposal.token_ids)
         return proposal
@@ -237,3 +240,27 @@ def test_models_depend_on_their_context_and_zeros_rule_tokens_out() -> None:
     assert not any(np.array_equal(rows[i], rows[j]) for i, j in ((0, 1), (0, 2)))
     assert any(np.isneginf(row).any() for row in rows)
     assert all(np.isfinite(row).any() for row in rows)
+
+
+def _accepts_everything(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
+    """Emits the drafts whatever the target holds of them; after them the target's own token."""
+    nodes = [i for i in range(len(proposal)) if proposal.parents is None or proposal.parents[i] == i - 1]
+    row = nodes[-1] + 1 if nodes else 0
+    token_id = noise.draw(target_probs_at(row), position + len(nodes), Purpose.TARGET)
+    path = None if proposal.parents is None else tuple(nodes)
+    return VerifyResult(len(nodes), token_id, "bonus", path)
+
+
+def test_a_registered_verifier_is_audited_without_more_ado(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {case.verifier for case in [*all_cases(), *tree_cases()]}
+    assert names == {"standard", "block", "match", "traversal", "recursive", "tree match"}
+    faulty = Verifier("everything", "accepts every draft", _accepts_everything, _accepts_everything)
+    monkeypatch.setitem(VERIFIERS, faulty.name, faulty)
+    for cases in (all_cases, tree_cases):
+        own = [case for case in cases() if case.verifier == "everything"]
+        assert len(own) > 50
+        plain = next(case for case in own if case.num_drafts == 1 and case.trait == "context-dependent distributions")
+        assert plain.total_variation(Build()) > 1e-3
+    assert SpeculativeConfig(verification="everything").verification == "everything"
+    with pytest.raises(ConfigError, match="must be one of auto, block, standard, coupled, everything"):
+        SpeculativeConfig(verification="something")

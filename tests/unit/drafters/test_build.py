@@ -10,14 +10,13 @@ import pytest
 from outrider import native
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
-from outrider.drafters.build import build_drafter
-from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.build import Drafters, build_drafters
 from outrider.errors import ConfigError
 from outrider.request import Request
 from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling.rng import KeyedNoise
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.speculation import SpeculationController
+from outrider.speculation.speculator import Speculator
 
 
 class Repeater:
@@ -40,32 +39,32 @@ class Nameless:
     propose = observe = forget = Repeater.forget
 
 
-def planned(drafter: Drafter | None, most: int) -> SpeculationController:
-    return SpeculationController()
-
-
 def broken() -> Drafter:
     raise AssertionError("this one cannot be made")
 
 
-def built(**keys: Any) -> CompositeDrafter | None:
-    return build_drafter(SpeculativeConfig(**keys), None, planned)
+def built(**keys: Any) -> Drafters:
+    return build_drafters(SpeculativeConfig(**keys), None)
+
+
+def methods(drafters: Drafters) -> tuple[str, ...]:
+    return Speculator(drafters.retrieval, drafters.model, name=drafters.name).methods
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "prediction", "composite"])
 def test_methods_without_a_model(method: str) -> None:
     if method in ("suffix", "composite") and not native.available():
         pytest.skip("the native library is not built")
-    drafter = built(method=method)
-    assert drafter is not None
-    assert drafter.name == method
-    assert drafter.methods[0] == method
-    assert "prediction" in drafter.methods
+    drafters = built(method=method)
+    assert drafters.name == method
+    assert methods(drafters)[:2] == ("off", method)
+    assert "prediction" in methods(drafters)
 
 
 def test_off_and_no_tokens_build_nothing() -> None:
-    assert built(method="off") is None
-    assert built(method="ngram", num_speculative_tokens=0) is None
+    for keys in ({"method": "off"}, {"method": "ngram", "num_speculative_tokens": 0}):
+        assert built(**keys) == Drafters()
+        assert methods(built(**keys)) == ("off",)
 
 
 @pytest.mark.parametrize(
@@ -78,16 +77,11 @@ def test_off_and_no_tokens_build_nothing() -> None:
         ({"method": "auto", "num_speculative_tokens": 3}, 3),
     ],
 )
-def test_the_planner_is_made_for_the_model_and_what_it_may_draft(keys: dict[str, Any], most: int) -> None:
-    asked: list[tuple[str | None, int]] = []
-
-    def planner_for(drafter: Drafter | None, count: int) -> SpeculationController:
-        asked.append((None if drafter is None else drafter.name, count))
-        return SpeculationController()
-
-    drafter = build_drafter(SpeculativeConfig(model="draft", **keys), Repeater(), planner_for)
-    assert drafter is not None
-    assert asked == [("repeater", most)]
+def test_the_model_drafter_and_the_most_tokens_that_it_drafts(keys: dict[str, Any], most: int) -> None:
+    model = Repeater()
+    drafters = build_drafters(SpeculativeConfig(model="draft", **keys), model)
+    assert drafters.model is model
+    assert drafters.model_max_tokens == most
 
 
 @pytest.mark.parametrize(
@@ -99,9 +93,8 @@ def test_doubtful_tokens_are_left_out_where_rows_have_a_price(keys: dict[str, An
     if not native.available():
         pytest.skip("the native library is not built")
     text = Request("r", (1, *range(2, 40), 1), SamplingParams(), noise_seed=0, max_total_tokens=100)
-    drafter = built(method="suffix", **keys)
-    assert drafter is not None
-    (proposal,) = drafter.propose(
+    suffix = built(method="suffix", **keys).retrieval[-1]
+    (proposal,) = suffix.propose(
         [DraftRequest(text, 64, KeyedNoise(0), RequestSampler(SamplingParams(), [0], vocab_size=1))]
     )
     assert proposal.chances is not None
@@ -109,9 +102,7 @@ def test_doubtful_tokens_are_left_out_where_rows_have_a_price(keys: dict[str, An
 
 
 def test_auto_without_a_model_looks_at_text_seen_before() -> None:
-    drafter = built(method="auto")
-    assert drafter is not None
-    assert drafter.methods == ("suffix", "prediction") + (() if native.available() else ("ngram",))
+    assert methods(built(method="auto")) == ("off", "suffix", "prediction") + (() if native.available() else ("ngram",))
 
 
 def test_an_own_drafter_as_object_and_by_name() -> None:
@@ -119,9 +110,10 @@ def test_an_own_drafter_as_object_and_by_name() -> None:
         {"method": Repeater(3)},
         {"method": f"{__name__}:Repeater", "options": {"times": 3}},
     ):
-        drafter = built(**keys)
-        assert drafter is not None
-        assert drafter.name == "repeater"
+        drafters = built(**keys)
+        assert isinstance(drafters.model, Repeater)
+        assert drafters.name == "repeater"
+        assert methods(drafters) == ("off", "repeater", "prediction")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from outrider.config import SpeculativeConfig
-from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.errors import ConfigError, VocabularyMismatchError
 from outrider.models.retokenizer import Retokenizer
@@ -22,7 +21,7 @@ from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from tests.toy import Distribution, ToyModel, random_table, scripted
-from tests.unit.engine.helpers import GREEDY, KSchedule, drain, recorded, run, toy_engine
+from tests.unit.engine.helpers import GREEDY, Composite, KSchedule, drain, recorded, run, toy_engine
 from tests.unit.models.other_vocabularies import TEXTS, byte_level, sentencepiece, spelled
 
 LETTERS = "abcdefghi"
@@ -286,7 +285,7 @@ def test_an_end_is_an_end_and_no_text_is() -> None:
 
 
 def test_composite_takes_it_like_any_model() -> None:
-    drafter = CompositeDrafter([], drafter_over(permuted, DRAFT_LETTERS, TARGET_LETTERS, algorithm="tli"))
+    drafter = Composite([], drafter_over(permuted, DRAFT_LETTERS, TARGET_LETTERS, algorithm="tli"))
     (output,) = run(toy_engine(TARGET, drafter, vocab_size=9), [[1, 2, 3]], GREEDY)
     assert output.metrics.speculative_decoding.draft_acceptance_rate == 1.0
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from outrider import native
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Drafter, DraftRequest
-from outrider.drafters.build import build_drafter
-from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.build import build_drafters
 from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
@@ -23,10 +22,9 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.vocabulary import Vocabulary
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
-from outrider.scheduler.speculation import SpeculationController
 from outrider.verification.base import Proposal
 from tests.toy import ToyModel, random_table
-from tests.unit.engine.helpers import ScriptedDrafter, greedy_continuation
+from tests.unit.engine.helpers import Composite, ScriptedDrafter, greedy_continuation
 from tests.unit.models.other_vocabularies import spelled
 
 VOCAB = 9
@@ -91,15 +89,14 @@ class Echo:
     def forget(self, request_id: str) -> None: ...
 
 
-def built(method: Any, make_model: Callable[[], Drafter] | None = None) -> Drafter:
+def built(method: Any, make_model: Callable[[], Drafter] | None = None) -> Composite:
     """As a user's settings make it."""
     config = SpeculativeConfig(method=method, model="draft" if make_model else None, num_speculative_tokens=4)
-    drafter = build_drafter(config, make_model() if make_model else None, lambda drafter, most: SpeculationController())
-    assert drafter is not None
-    return drafter
+    drafters = build_drafters(config, make_model() if make_model else None)
+    return Composite(drafters.retrieval, drafters.model)
 
 
-METHODS: dict[str, Callable[[], Drafter]] = {
+METHODS: dict[str, Callable[[], Drafter | Composite]] = {
     "ngram": partial(built, "ngram"),
     "suffix": partial(built, "suffix"),
     "prediction": partial(built, "prediction"),
@@ -109,7 +106,7 @@ METHODS: dict[str, Callable[[], Drafter]] = {
     "plug-in": lambda: built(Echo()),
 }
 """Every method that settings may name."""
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
+DRAFTERS: dict[str, Callable[[], Drafter | Composite]] = {
     **{f"method {name}": make for name, make in METHODS.items() if name != "suffix" or native.available()},
     "prediction": PredictionDrafter,
     "cross vocabulary, tli": lambda: cross_vocab(algorithm="tli"),
@@ -121,7 +118,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "trimmed coupled tree": lambda: trimmed(tree_width=3, coupled="all"),
     "coupled draft model": lambda: draft_model(coupled="all"),
     **({"suffix": SuffixDrafter} if native.available() else {}),
-    "composite": lambda: CompositeDrafter([NGramDrafter(min_match=1, max_match=3)], draft_model()),
+    "composite": lambda: Composite([NGramDrafter(min_match=1, max_match=3)], draft_model()),
     "forbidden tokens": lambda: ScriptedDrafter(lambda request, k: [8, 1, 8, 0][:k]),
     "the target's unedited choice": lambda: ScriptedDrafter(
         lambda r, k: greedy_continuation(DISTRIBUTION, r.token_ids, k)

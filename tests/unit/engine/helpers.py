@@ -4,18 +4,22 @@ step."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from outrider.audit.enumerate import EnumeratingNoise, enumerate_outcomes
+from outrider.detokenizer import TokenStream
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, EngineLimits, TextTools
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
+from outrider.sampling.grammar import GrammarCompiler
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.speculation import FixedSpeculation, SpeculationController
+from outrider.speculation.policy import FixedPolicy, Policy
+from outrider.speculation.speculator import Speculator
 from tests.toy import Distribution, ToyModel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -51,6 +55,14 @@ class ScriptedDrafter:
         self.forgotten.append(request_id)
 
 
+@dataclass(frozen=True)
+class Composite:
+    """Drafters that look text up, and one that drafts where nothing is found."""
+
+    retrieval: Sequence[Drafter]
+    model: Drafter | None = None
+
+
 def recorded(drafter: Drafter) -> list[tuple[DraftRequest, Proposal]]:
     """What the drafter will have proposed, and for what."""
     seen: list[tuple[DraftRequest, Proposal]] = []
@@ -65,13 +77,14 @@ def recorded(drafter: Drafter) -> list[tuple[DraftRequest, Proposal]]:
     return seen
 
 
-class KSchedule(SpeculationController):
+class KSchedule(FixedPolicy):
     """K by the number of tokens committed so far."""
 
     def __init__(self, schedule: Callable[[Request], int]) -> None:
+        super().__init__(0)
         self._schedule = schedule
 
-    def num_draft_tokens(self, request: Request) -> int:
+    def budget(self, request: Request, steps_without_drafts: int) -> int:
         return self._schedule(request)
 
 
@@ -104,22 +117,49 @@ def oracle(
     return ScriptedDrafter(choose)
 
 
+def engine_of(
+    runner: ModelRunner,
+    drafter: Drafter | Composite | Speculator | None = None,
+    k: int | Policy = 4,
+    *,
+    new_stream: Callable[[bool], TokenStream] = lambda _: LetterStream(),
+    encode: Callable[[str], Sequence[int]] | None = None,
+    grammars: GrammarCompiler | None = None,
+    end_token_ids: frozenset[int] = frozenset(),
+    max_model_len: int = 256,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 512,
+    **settings: Any,
+) -> Engine:
+    """An engine over ``runner``; a drafter drafts ``k`` tokens in each step, or as many as a policy says."""
+    if not isinstance(drafter, Speculator):
+        drafter = speculator_of(drafter, k)
+    text = TextTools(new_stream, end_token_ids, encode, grammars)
+    limits = EngineLimits(max_model_len, max_num_seqs, max_num_batched_tokens)
+    return Engine(runner, drafter, text, limits, **{"seed": 0, **settings})
+
+
+def speculator_of(drafter: Drafter | Composite | None, k: int | Policy = 4) -> Speculator:
+    """One drafter alone or several, by K or by a policy."""
+    policy = FixedPolicy(k) if isinstance(k, int) else k
+    if isinstance(drafter, Composite):
+        return Speculator(drafter.retrieval, drafter.model, policy)
+    return Speculator((), drafter, policy, name="none" if drafter is None else drafter.name)
+
+
 def toy_engine(
     distribution: Distribution,
-    drafter: Drafter | None = None,
+    drafter: Drafter | Composite | Speculator | None = None,
     *,
     vocab_size: int,
-    k: int | SpeculationController = 4,
+    k: int | Policy = 4,
     num_blocks: int = 64,
     block_size: int = 4,
     **settings: Any,
 ) -> Engine:
     """An engine over a toy target."""
-    model = ToyModel(vocab_size, distribution)
-    controller = FixedSpeculation(k) if isinstance(k, int) else k
-    runner = ModelRunner(model, num_blocks=num_blocks, block_size=block_size)
-    settings.setdefault("max_model_len", 256)
-    return Engine(runner, drafter, controller, new_stream=lambda _: LetterStream(), seed=0, **settings)
+    runner = ModelRunner(ToyModel(vocab_size, distribution), num_blocks=num_blocks, block_size=block_size)
+    return engine_of(runner, drafter, k, **settings)
 
 
 def drain(engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.detokenizer import Detokenizer
+from outrider.detokenizer import Detokenizer
 
 
 class Texts:

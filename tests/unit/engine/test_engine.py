@@ -13,9 +13,11 @@ from outrider.errors import InvalidRequestError
 from outrider.outputs import RequestOutput
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
+from outrider.speculation.policy import PAUSED
 from tests.toy import random_table, scripted
 from tests.unit.engine.helpers import (
     GREEDY,
+    Composite,
     KSchedule,
     ScriptedDrafter,
     drain,
@@ -248,20 +250,18 @@ FAULTS: dict[str, tuple[Callable[[int], Proposal], str]] = {
 }
 
 
-def test_a_step_in_which_nothing_is_asked_for_says_why() -> None:
-    class Resting(KSchedule):
-        def why_none(self, request: Request) -> str:
-            return "rests"
+def test_a_step_in_which_look_ups_are_paused_says_why() -> None:
+    class Pausing(KSchedule):
+        def budget(self, request: Request, steps_without_drafts: int) -> int:
+            return 0 if steps_without_drafts == 2 else 4
 
-    controller = Resting(lambda request: 2 * (request.num_output_tokens % 2))
-    (output,) = run(toy_engine(DISTRIBUTION, right_up_to(9), vocab_size=VOCAB, k=controller), [[1]], GREEDY)
-    stats = output.metrics.speculative_decoding
-    rested = [why for why, drafted in zip(stats.per_step_why, stats.per_step_drafted, strict=True) if not drafted]
-    assert rested[0] == "", "the first step reads the prompt"
-    assert "rests" in rested
-    assert set(rested) <= {"", "rests"}
-    (plain,) = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB, k=controller), [[1]], GREEDY)
-    assert not any(plain.metrics.speculative_decoding.per_step_why), "without a drafter nothing rests"
+    drafter, policy = ScriptedDrafter(lambda request, most: []), Pausing(lambda request: 4)
+    (output,) = run(toy_engine(DISTRIBUTION, Composite([drafter]), vocab_size=VOCAB, k=policy), [[1]], GREEDY)
+    reasons = output.metrics.speculative_decoding.per_step_why
+    assert reasons[:3] == [""] * 3, "the first step reads the prompt, in the next two nothing is found"
+    assert set(reasons[3:]) == {PAUSED}
+    (plain,) = run(toy_engine(DISTRIBUTION, None, vocab_size=VOCAB, k=policy), [[1]], GREEDY)
+    assert not any(plain.metrics.speculative_decoding.per_step_why), "without a drafter nothing is paused"
 
 
 @pytest.mark.parametrize("name", FAULTS)

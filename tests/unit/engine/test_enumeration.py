@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,11 +13,10 @@ from numpy.typing import NDArray
 
 from outrider import native
 from outrider.audit.enumerate import EnumeratingNoise
-from outrider.config import CrossVocabAlgorithm, Verification
+from outrider.config import CrossVocabAlgorithm
 from outrider.drafters.base import Drafter, DraftRequest
-from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.cross_vocab import CrossVocabDrafter
-from outrider.drafters.draft_model import Coupled, DraftModelDrafter
+from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -26,15 +26,16 @@ from outrider.engine.verify import verify
 from outrider.models.logits import ArrayLogits, Logits
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import Vocabulary
-from outrider.request import Request
+from outrider.request_state import RequestState
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.noise import Noise, Weights
 from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
+from outrider.verification.registry import VERIFIERS, Coupling
 from tests.toy import ToyModel, random_table
-from tests.unit.engine.helpers import KSchedule, ScriptedDrafter, distance, run, toy_engine
+from tests.unit.engine.helpers import Composite, KSchedule, ScriptedDrafter, distance, run, toy_engine
 from tests.unit.models.other_vocabularies import spelled
 
 VOCAB = 3
@@ -55,12 +56,12 @@ def trimmed() -> Drafter:
     return DraftModelDrafter(runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, token_ids=kept)
 
 
-def composite(model: Drafter) -> Drafter:
+def composite(model: Drafter) -> Composite:
     """Retrieval where it finds two tokens in a row that occurred before, else the model: both happen in one request."""
-    return CompositeDrafter([NGramDrafter(min_match=2, max_match=2)], model)
+    return Composite([NGramDrafter(min_match=2, max_match=2)], model)
 
 
-def draft_model(coupled: Coupled = "seeded", tree_width: int = 1) -> Drafter:
+def draft_model(coupled: Coupling = "seeded", tree_width: int = 1) -> Drafter:
     runner = ModelRunner(ToyModel(VOCAB, DRAFT), num_blocks=8, block_size=2)
     return DraftModelDrafter(
         runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, coupled=coupled, tree_width=tree_width
@@ -75,7 +76,7 @@ WITH_END = spelled(["a", "b", "<stop>"], end="<stop>")
 
 def cross_vocab(
     algorithm: CrossVocabAlgorithm = "tli",
-    coupled: Coupled = "seeded",
+    coupled: Coupling = "seeded",
     target: Tokenizer = WITH_PAIR,
     kind: type[CrossVocabDrafter] = CrossVocabDrafter,
 ) -> Drafter:
@@ -92,7 +93,7 @@ def cross_vocab(
     )
 
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
+DRAFTERS: dict[str, Callable[[], Drafter | Composite]] = {
     "ngram": lambda: NGramDrafter(min_match=1, max_match=2),
     "draft_model": draft_model,
     "tree": lambda: draft_model(tree_width=2),
@@ -102,7 +103,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "trimmed": trimmed,
     "composite": lambda: composite(draft_model()),
     "composite with tli": lambda: composite(cross_vocab()),
-    "prediction": lambda: CompositeDrafter([PredictionDrafter()]),
+    "prediction": lambda: Composite([PredictionDrafter()]),
     "own": lambda: ScriptedDrafter(lambda request, k: [0, 2, 1][-k:]),
     **({"suffix": SuffixDrafter} if native.available() else {}),
 }
@@ -126,7 +127,7 @@ def distribution_of_strings(params: SamplingParams, end: frozenset[int]) -> dict
 
 
 def total_variation(
-    make: Callable[[], Drafter],
+    make: Callable[[], Drafter | Composite],
     k: int | KSchedule,
     params: SamplingParams,
     end: frozenset[int] = frozenset(),
@@ -175,25 +176,30 @@ LONGER = SamplingParams(max_tokens=4, temperature=0.7, top_k=2)
 @pytest.mark.parametrize(("method", "coupled"), [("standard", "none"), ("block", "none"), ("coupled", "all")])
 @pytest.mark.parametrize("params", [*PARAMS[:3], LONGER], ids=["plain", "top-k", "top-p", "longer"])
 def test_every_way_to_verify_emits_the_targets_distribution(
-    method: Verification, coupled: Coupled, params: SamplingParams
+    method: str, coupled: Coupling, params: SamplingParams
 ) -> None:
-    assert total_variation(lambda: draft_model(coupled), 2, params, verify_with=partial(verify, method=method)) < 1e-12
+    assert (
+        total_variation(
+            lambda: draft_model(coupled), 2, params, verify_with=partial(verify, verifier=VERIFIERS[method])
+        )
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize(("method", "coupled"), [("standard", "none"), ("block", "none"), ("coupled", "all")])
 @pytest.mark.parametrize("params", [*PARAMS[:3], LONGER], ids=["plain", "top-k", "top-p", "longer"])
 @pytest.mark.parametrize("target", [WITH_PAIR, WITH_END], ids=["pair", "end"])
 def test_every_way_to_verify_drafts_of_another_vocabulary_emits_the_targets_distribution(
-    method: Verification, coupled: Coupled, params: SamplingParams, target: Tokenizer
+    method: str, coupled: Coupling, params: SamplingParams, target: Tokenizer
 ) -> None:
-    faithful, end = partial(verify, method=method), frozenset({2} if target is WITH_END else ())
+    faithful, end = partial(verify, verifier=VERIFIERS[method]), frozenset({2} if target is WITH_END else ())
     assert total_variation(lambda: cross_vocab("tli", coupled, target), 2, params, end, verify_with=faithful) < 1e-12
 
 
 @pytest.mark.skipif(not native.available(), reason="the native library is not built")
 @pytest.mark.parametrize(("method", "coupled"), [("block", "none"), ("coupled", "all")])
 def test_a_draft_model_that_looks_its_own_tokens_up_emits_the_targets_distribution(
-    method: Verification, coupled: Coupled, monkeypatch: pytest.MonkeyPatch
+    method: str, coupled: Coupling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_up: list[int] = []
 
@@ -205,7 +211,7 @@ def test_a_draft_model_that_looks_its_own_tokens_up_emits_the_targets_distributi
     find = DraftLookUp.__call__
     monkeypatch.setattr(DraftLookUp, "__call__", look_up)
     params = SamplingParams(max_tokens=5, temperature=0.7, top_k=2)
-    faithful = partial(verify, method=method)
+    faithful = partial(verify, verifier=VERIFIERS[method])
     assert total_variation(lambda: draft_model(coupled), 3, params, verify_with=faithful) < 1e-12
     assert any(looked_up)
 
@@ -236,17 +242,17 @@ TREE_LENGTH = 4
 
 @pytest.mark.parametrize(
     ("method", "coupled"),
-    [("auto", "seeded"), ("standard", "none"), ("traversal", "none"), ("coupled", "all")],
+    [("auto", "seeded"), ("standard", "none"), ("block", "none"), ("coupled", "all")],
 )
 @pytest.mark.parametrize("width", [2, 3])
 @pytest.mark.parametrize(
     "changes", [{}, {"temperature": 0.6, "top_k": 2}, {"frequency_penalty": 1.2}, {"min_tokens": 3}]
 )
 def test_every_way_to_verify_trees_emits_the_targets_distribution(
-    changes: dict[str, float], width: int, method: Verification, coupled: Coupled
+    changes: dict[str, float], width: int, method: str, coupled: Coupling
 ) -> None:
     params = SamplingParams(max_tokens=TREE_LENGTH, **changes)  # type: ignore[arg-type]
-    faithful = partial(verify, method=method)
+    faithful = partial(verify, verifier=VERIFIERS[method])
     make = partial(draft_model, coupled, width)
     k = KSchedule(lambda request: 3 if request.num_output_tokens == 1 else 2)
     assert total_variation(make, k, params, end=frozenset({2}), verify_with=faithful) < 1e-12
@@ -278,9 +284,9 @@ EDITED = {
 @pytest.mark.parametrize("method", ["auto", "standard"])
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("parameters", EDITED)
-def test_the_distribution_holds_whatever_edits_it(parameters: str, name: str, method: Verification) -> None:
+def test_the_distribution_holds_whatever_edits_it(parameters: str, name: str, method: str) -> None:
     params = SamplingParams(max_tokens=4, **EDITED[parameters])  # type: ignore[arg-type]
-    faithful = partial(verify, method=method)
+    faithful = partial(verify, verifier=VERIFIERS[method])
     assert total_variation(DRAFTERS[name], 2, params, end=frozenset({2}), verify_with=faithful) < 1e-12
 
 
@@ -289,11 +295,10 @@ def test_penalties_that_do_not_see_the_drafts_are_seen() -> None:
         def edited(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
             return super().edited(logits, committed)
 
-    def faulty(
-        request: Request, proposal: Proposal, logits: Logits, noise: Noise, sampler: RequestSampler
-    ) -> VerifyResult:
-        blind = Blind(request.params, request.prompt_token_ids, vocab_size=VOCAB)
-        return verify(request, proposal, logits, noise, blind)
+    def faulty(request: RequestState, proposal: Proposal, logits: Logits, noise: Noise) -> VerifyResult:
+        blind = copy.copy(request)
+        blind.sampler = Blind(request.params, request.prompt_token_ids, vocab_size=VOCAB)
+        return verify(blind, proposal, logits, noise)
 
     params = SamplingParams(max_tokens=4, frequency_penalty=1.5)
     for name in ("ngram", "draft_model", "tree", "tli", "slem"):
@@ -311,24 +316,18 @@ def test_the_distribution_holds_when_k_follows_what_was_emitted(name: str) -> No
     assert total_variation(DRAFTERS[name], k, PARAMS[0]) < 1e-12
 
 
-def _wrong_row(
-    request: Request, proposal: Proposal, logits: Logits, noise: Noise, sampler: RequestSampler
-) -> VerifyResult:
-    return verify(request, proposal, ArrayLogits(np.roll(logits.rows(slice(None)), 1, axis=0)), noise, sampler)
+def _wrong_row(request: RequestState, proposal: Proposal, logits: Logits, noise: Noise) -> VerifyResult:
+    return verify(request, proposal, ArrayLogits(np.roll(logits.rows(slice(None)), 1, axis=0)), noise)
 
 
-def _bonus_from_the_row_before(
-    request: Request, proposal: Proposal, logits: Logits, noise: Noise, sampler: RequestSampler
-) -> VerifyResult:
+def _bonus_from_the_row_before(request: RequestState, proposal: Proposal, logits: Logits, noise: Noise) -> VerifyResult:
     faulty = logits.rows(slice(None)).copy()
     faulty[-1] = logits.row(max(0, len(logits) - 2))
-    return verify(request, proposal, ArrayLogits(faulty), noise, sampler)
+    return verify(request, proposal, ArrayLogits(faulty), noise)
 
 
-def _accepts_everything(
-    request: Request, proposal: Proposal, logits: Logits, noise: Noise, sampler: RequestSampler
-) -> VerifyResult:
-    result = verify(request, Proposal(), logits[-1:], noise, sampler)
+def _accepts_everything(request: RequestState, proposal: Proposal, logits: Logits, noise: Noise) -> VerifyResult:
+    result = verify(request, Proposal(), logits[-1:], noise)
     return VerifyResult(len(proposal), result.token_id, "bonus")
 
 

@@ -9,14 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.outputs import RequestOutput
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from tests.toy import ToyModel
 from tests.unit.engine.every_drafter import DISTRIBUTION, DRAFTERS, PREDICTION, VOCAB, blend
-from tests.unit.engine.helpers import run, toy_engine
+from tests.unit.engine.helpers import Composite, run, toy_engine
 
 PROMPTS = [[1, 2, 1, 2], [7, 1, 2, 1], [3, 3, 3], [1, 2, 1, 2]]
 BROKEN = 1
@@ -53,7 +52,7 @@ def test_a_nan_in_a_target_row_ends_only_that_request(name: str, how: str) -> No
         assert "inactive" not in outputs[number].metrics.speculation
 
 
-def _draft_of_nan(shape: str) -> Drafter:
+def _draft_of_nan(shape: str) -> Drafter | Composite:
     def distribution(context: tuple[int, ...]) -> NDArray[np.float64]:
         return np.full(VOCAB, np.nan) if breaks(context, 9) else blend(context)
 
@@ -64,7 +63,7 @@ def _draft_of_nan(shape: str) -> Drafter:
         tree_width=3 if "tree" in shape else 1,
         coupled="all" if "coupled" in shape else "seeded",
     )
-    return CompositeDrafter([], model) if shape == "composite" else model
+    return Composite([], model) if shape == "composite" else model
 
 
 @pytest.mark.parametrize("how", HOW)

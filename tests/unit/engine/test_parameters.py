@@ -29,7 +29,7 @@ from tests.unit.engine.every_drafter import (
     VOCAB,
     draft_model,
 )
-from tests.unit.engine.helpers import ScriptedDrafter, run, toy_engine
+from tests.unit.engine.helpers import Composite, ScriptedDrafter, run, toy_engine
 from tests.unit.sampling.toy_grammar import LetterGrammars
 
 ENDS = frozenset({8})
@@ -83,7 +83,7 @@ GIVEN = {"seed": "how", "prediction": "each request has one"}
 ELSEWHERE = {"n": "tests/integration/test_llm.py: an engine's request has one answer"}
 
 
-def engine(drafter: Drafter | None, **settings: Any) -> Engine:
+def engine(drafter: Drafter | Composite | None, **settings: Any) -> Engine:
     """Over the letters: with grammars, and words for ``bad_words``."""
     return toy_engine(
         DISTRIBUTION,
@@ -218,4 +218,4 @@ def test_what_this_engine_can_not_serve_is_refused_and_leaves_nothing(settings: 
         engine.add_request("x", [1], SamplingParams(**settings))
     assert caught.value.param == param
     assert not engine.has_requests
-    assert not engine._samplers
+    assert not engine._requests

@@ -82,7 +82,6 @@ def test_turns_of_a_conversation_hit_alike_with_and_without_speculation(seed: in
             said.append(output.outputs[0].token_ids)
             conversation = [*conversation, *output.outputs[0].token_ids, 1 + turn, 2]
         hits[name], answers[name] = found, said
-        assert engine.scheduler.prefix_cache_hits == sum(found)
     assert all(each == answers["off"] for each in answers.values())
     assert all(each == hits["off"] for each in hits.values()), hits
     assert hits["off"][0] == 0

@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.cross_vocab import CrossVocabDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
@@ -14,8 +13,9 @@ from outrider.drafters.prediction import PredictionDrafter
 from outrider.models.vocabulary import Vocabulary
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.adaptive import AdaptiveSpeculation, ModelDrafting
-from outrider.scheduler.costs import DraftCosts, PassCosts
+from outrider.speculation.adaptive import AdaptivePolicy, ModelDrafting
+from outrider.speculation.costs import DraftCosts, PassCosts
+from outrider.speculation.speculator import Speculator
 from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import drain, run, toy_engine
 from tests.unit.models.other_vocabularies import spelled
@@ -38,18 +38,13 @@ STEP = st.tuples(st.just("step"), st.integers(1, 5), st.none())
 ABORT = st.tuples(st.just("abort"), st.integers(0, 10), st.none())
 
 
-def _planner() -> AdaptiveSpeculation:
+def _policy() -> AdaptivePolicy:
     """Chooses from the real clock, so that each run goes another way; no answer may depend on it."""
     model = ModelDrafting("draft_model", DraftCosts(PassCosts({1: 1e-4})), max_tokens=4)
-    return AdaptiveSpeculation(PassCosts({1: 1e-3, 8: 1.2e-3}), num_speculative_tokens=5, model=model)
+    return AdaptivePolicy(PassCosts({1: 1e-3, 8: 1.2e-3}), num_speculative_tokens=5, model=model)
 
 
 def _drafter(kind: str) -> Drafter | None:
-    if kind == "adaptive":
-        model = _drafter("draft_model")
-        return CompositeDrafter(
-            [PredictionDrafter(), NGramDrafter(min_match=1, max_match=3)], model, planner=_planner()
-        )
     if kind == "ngram":
         return NGramDrafter(min_match=1, max_match=3)
     if kind.startswith("draft_model"):
@@ -90,12 +85,13 @@ def test_every_block_comes_back_and_every_answer_is_the_solo_one(
     max_num_seqs: int,
     budget: int,
 ) -> None:
-    drafter = _drafter(kind)
+    model = _drafter("draft_model" if kind == "adaptive" else kind)
+    retrieval: list[Drafter] = [PredictionDrafter(), NGramDrafter(min_match=1, max_match=3)]
     engine = toy_engine(
         DISTRIBUTION,
-        drafter,
+        Speculator(retrieval, model, _policy()) if kind == "adaptive" else model,
         vocab_size=VOCAB,
-        k=drafter.planner if isinstance(drafter, CompositeDrafter) else k,
+        k=k,
         num_blocks=num_blocks,
         block_size=2,
         max_model_len=MAX_LEN,
@@ -119,7 +115,6 @@ def test_every_block_comes_back_and_every_answer_is_the_solo_one(
             engine.abort(str(what))
         engine.check_integrity()
     drain(engine)
-    model = drafter._model if isinstance(drafter, CompositeDrafter) else drafter
     if isinstance(model, (DraftModelDrafter, CrossVocabDrafter)):
         model.check_integrity()
         assert model._passes._runner.kv.num_free_blocks == model._passes._runner.kv.num_blocks

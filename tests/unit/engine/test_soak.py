@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from outrider.drafters.base import Drafter, DraftRequest, Proposal
-from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.adaptive import AdaptiveSpeculation, ModelDrafting
-from outrider.scheduler.costs import DraftCosts, PassCosts
-from outrider.scheduler.speculation import Choice, Draftable, SpeculationController
+from outrider.speculation.adaptive import AdaptivePolicy, ModelDrafting
+from outrider.speculation.costs import DraftCosts, PassCosts
+from outrider.speculation.policy import Draftable, FixedPolicy, Plan, StepOutlook
+from outrider.speculation.speculator import Speculator
 from tests.toy import ToyModel, random_table
 from tests.unit.engine.helpers import run, toy_engine
 
@@ -51,12 +51,12 @@ class Faulty:
         self._inner.forget(request_id)
 
 
-class Restless(AdaptiveSpeculation):
+class Restless(AdaptivePolicy):
     """Drafts whatever it can in two of three steps, since over a toy model drafts hardly ever pay."""
 
-    def plan(self, drafts: Sequence[Draftable]) -> list[Choice]:
-        chosen = super().plan(drafts)
-        return SpeculationController.plan(self, drafts) if self._steps_since_probe % 3 else chosen
+    def plan(self, step: StepOutlook, drafts: Sequence[Draftable]) -> Plan:
+        chosen = super().plan(step, drafts)
+        return FixedPolicy(4).plan(step, drafts) if self._num_steps % 3 else chosen
 
 
 def failing_processor(tokens: tuple[int, ...], logits: object) -> object:
@@ -82,17 +82,16 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
         max_num_batched_tokens=64,
     )
     faulty = Faulty(model)
-    planner = Restless(
+    policy = Restless(
         PassCosts({1: 1e-3, 8: 1.1e-3}),
         num_speculative_tokens=4,
         model=ModelDrafting(faulty.name, DraftCosts(PassCosts({1: 1e-5})), 4),
     )
-    drafter = CompositeDrafter([NGramDrafter(min_match=1, max_match=3)], faulty, planner=planner)
+    speculator = Speculator([NGramDrafter(min_match=1, max_match=3)], faulty, policy)
     engine = toy_engine(
         DISTRIBUTION,
-        drafter,
+        speculator,
         vocab_size=VOCAB,
-        k=planner,
         num_blocks=60,
         block_size=2,
         max_model_len=40,
@@ -100,11 +99,11 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
     )
     forward, failures = engine.runner.forward, []
 
-    def sometimes_fails(chunks: object) -> object:
+    def sometimes_fails(*arguments: Any) -> object:
         if chance.random() < 0.015:
             failures.append(1)
             raise RuntimeError("planted")
-        return forward(chunks)  # type: ignore[arg-type]
+        return forward(*arguments)
 
     engine.runner.forward = sometimes_fails  # type: ignore[assignment, method-assign]
     solo = toy_engine(DISTRIBUTION, None, vocab_size=VOCAB, max_model_len=40)
@@ -152,16 +151,14 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
     engine.check_integrity()
     assert engine.runner.kv.num_free_blocks == engine.runner.kv.num_blocks
     assert model._passes._runner.kv.num_free_blocks == model._passes._runner.kv.num_blocks
-    kept: list[dict[str, Any]] = [engine._requests, engine._noises, engine._samplers, engine._detokenizers]
-    kept += [drafter._open, drafter._proposed]
+    kept: list[dict[str, Any]] = [engine._requests, speculator._records]
     kept += [model._passes._num_computed, engine.runner.kv._tables, engine.runner.kv._keys]
-    kept += [estimates._own for estimates in planner._estimates.values()]
     assert not any(kept), kept
     del output
     gc.collect()
-    leaked = [each for each in gc.get_objects() if type(each) is Request]
+    leaked = [each for each in gc.get_objects() if isinstance(each, Request)]
     assert not leaked, f"{len(leaked)} requests are still held"
-    assert planner.credit is not None
+    assert policy.exploration.seconds is not None
 
 
 def test_preempted_at_any_step_a_request_says_the_same() -> None:

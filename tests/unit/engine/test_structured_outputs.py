@@ -17,23 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.audit.enumerate import EnumeratingNoise
-from outrider.config import Verification
 from outrider.drafters.base import Drafter
-from outrider.drafters.draft_model import Coupled, DraftModelDrafter
+from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.engine import Engine, Verify
 from outrider.engine.verify import verify
 from outrider.models.logits import Logits
-from outrider.request import Request
+from outrider.request_state import RequestState
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.sampling.noise import Noise
 from outrider.sampling.request_sampler import RequestSampler
 from outrider.sampling_params import SamplingParams, StructuredOutputs
-from outrider.scheduler.speculation import FixedSpeculation
 from outrider.verification.base import Proposal, VerifyResult
+from outrider.verification.registry import VERIFIERS, Coupling
 from tests.toy import ToyModel, random_table
-from tests.unit.engine.helpers import ScriptedDrafter, distance, drain, run, toy_engine
+from tests.unit.engine.helpers import ScriptedDrafter, distance, drain, engine_of, run, toy_engine
 from tests.unit.sampling.byte_tokenizer import END_TOKEN, byte_tokenizer
 from tests.unit.sampling.toy_grammar import LetterGrammars
 
@@ -77,7 +76,7 @@ def expected_strings(params: SamplingParams) -> dict[tuple[int, ...], float]:
     return strings
 
 
-def draft_model(coupled: Coupled = "seeded", tree_width: int = 1) -> Drafter:
+def draft_model(coupled: Coupling = "seeded", tree_width: int = 1) -> Drafter:
     runner = ModelRunner(ToyModel(VOCAB, DRAFT), num_blocks=8, block_size=2)
     return DraftModelDrafter(
         runner, target_vocab_size=VOCAB, max_num_batched_tokens=16, coupled=coupled, tree_width=tree_width
@@ -118,13 +117,13 @@ def params_of(**keys: Any) -> SamplingParams:
     return SamplingParams(max_tokens=4, structured_outputs=wanted(regex=REGEX), **keys)
 
 
-WAYS: dict[str, tuple[Callable[[], Drafter | None], Verification]] = {
+WAYS: dict[str, tuple[Callable[[], Drafter | None], str]] = {
     "off": (lambda: None, "auto"),
     "ngram": (lambda: NGramDrafter(min_match=1, max_match=2), "auto"),
     "block": (lambda: draft_model("none"), "block"),
     "standard": (lambda: draft_model("none"), "standard"),
     "coupled": (lambda: draft_model("all"), "coupled"),
-    "tree, traversal": (lambda: draft_model("none", 2), "traversal"),
+    "tree, traversal": (lambda: draft_model("none", 2), "block"),
     "tree, child by child": (lambda: draft_model("none", 3), "standard"),
     "tree, coupled": (lambda: draft_model("all", 3), "coupled"),
     "illegal": (lambda: ScriptedDrafter(lambda request, k: [END, 0, 1][:k]), "auto"),
@@ -135,16 +134,16 @@ WAYS: dict[str, tuple[Callable[[], Drafter | None], Verification]] = {
 @pytest.mark.parametrize("keys", [{}, {"temperature": 0.6, "top_k": 2}, {"top_p": 0.7}, {"temperature": 0.0}], ids=str)
 def test_the_emitted_distribution_is_the_targets_within_the_grammar(way: str, keys: dict[str, Any]) -> None:
     make, method = WAYS[way]
-    assert total_variation(make, params_of(**keys), verify_with=partial(verify, method=method)) < 1e-12
+    assert total_variation(make, params_of(**keys), verify_with=partial(verify, verifier=VERIFIERS[method])) < 1e-12
 
 
 def _drop_illegal_and_sample_afresh(
-    request: Request, proposal: Proposal, rows: Logits, noise: Noise, sampler: RequestSampler
+    request: RequestState, proposal: Proposal, logits: Logits, noise: Noise
 ) -> VerifyResult:
     """The fault: a drawn draft that the grammar rules out is dropped and the target asked afresh."""
-    count = sampler.num_legal(request.token_ids, proposal.token_ids)
+    count = request.sampler.num_legal(request.token_ids, proposal.token_ids)
     probs = None if proposal.probs is None else proposal.probs[:count]
-    return verify(request, Proposal(proposal.token_ids[:count], probs), rows[: count + 1], noise, sampler)
+    return verify(request, Proposal(proposal.token_ids[:count], probs), logits, noise)
 
 
 class _Unmasked(DraftModelDrafter):
@@ -202,10 +201,10 @@ def byte_distribution(context: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.f
 
 def byte_engine(drafter: Drafter | None, *, k: int = 3) -> Engine:
     runner = ModelRunner(ToyModel(BYTES, byte_distribution), num_blocks=512, block_size=4)
-    return Engine(
+    return engine_of(
         runner,
         drafter,
-        FixedSpeculation(k),
+        k,
         new_stream=lambda _: Bytes(),
         max_model_len=600,
         seed=0,

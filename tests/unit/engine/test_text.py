@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outrider.engine.engine import Engine
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from tests.toy import ToyModel
-from tests.unit.engine.helpers import KSchedule, ScriptedDrafter
+from tests.unit.engine.helpers import KSchedule, ScriptedDrafter, engine_of
 from tests.unit.sampling.byte_tokenizer import END_TOKEN, byte_tokenizer
 
 BYTES = 272
@@ -54,7 +53,7 @@ def _mostly_right(request: Request, max_tokens: int) -> Sequence[int]:
 
 def pieces(k: int, params: SamplingParams) -> tuple[list[str], Any, int]:
     """What each step added to the text, the completion, and how many steps brought several tokens."""
-    engine = Engine(
+    engine = engine_of(
         ModelRunner(ToyModel(BYTES, distribution), num_blocks=64, block_size=4),
         ScriptedDrafter(_mostly_right),
         KSchedule(lambda request: k),

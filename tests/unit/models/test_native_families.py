@@ -13,15 +13,14 @@ from outrider import native
 from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.ngram import NGramDrafter
-from outrider.engine.engine import Engine
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.logits import Rows
 from outrider.models.native import NativeDecoder
 from outrider.runner.model_runner import Chunk, ModelRunner, tree_paths
 from outrider.sampling_params import SamplingParams
-from outrider.scheduler.speculation import FixedSpeculation
 from outrider.torch_backend.decoder import Decoder, load_decoder
 from tests.loading import largest_difference, logits_of
+from tests.unit.engine.helpers import engine_of
 from tests.unit.models.test_families import MODELS
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.describe())
@@ -63,10 +62,10 @@ def tokens_of(
     target: NativeDecoder, drafter: Drafter | None, k: int, params: SamplingParams, **settings: Any
 ) -> tuple[list[list[int]], int]:
     """Each prompt's tokens, all in one batch, and how many drafts were accepted."""
-    engine = Engine(
+    engine = engine_of(
         ModelRunner(target, num_blocks=64, block_size=4),
         drafter,
-        FixedSpeculation(k),
+        k,
         new_stream=lambda _: _Silent(),
         max_model_len=64,
         **settings,

@@ -95,8 +95,8 @@ from outrider import LLM, SamplingParams
 llm = LLM({str(tmp_path)!r}, speculative_config={{"model": {str(tmp_path)!r}, "adaptive": False}}, max_model_len=64)
 (output,) = llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
 import sys
-imported = {{name.partition(".")[0] for name, module in sys.modules.items() if module}}
-assert not imported & {{"torch", "transformers"}}
+loaded = {{name.partition(".")[0] for name, module in sys.modules.items() if module}}
+assert not loaded & {{"torch", "transformers"}}
 print(len(output.outputs[0].token_ids), output.metrics.speculative_decoding.draft_acceptance_rate)
 """
     assert run((WITHOUT_TORCH if blocked else "") + code) == "9 1.0"

@@ -10,18 +10,17 @@ from outrider.outputs import TokenSource
 from outrider.request import Request, Status
 from outrider.sampling_params import SamplingParams
 from outrider.scheduler.scheduler import AGING_STEPS, Grant, Scheduler
-from outrider.scheduler.speculation import FixedSpeculation
 
 
 def scheduler_of(
     *, k: int = 0, num_blocks: int = 100, block_size: int = 2, max_num_seqs: int = 8, budget: int = 64
-) -> Scheduler:
+) -> Scheduler[Request]:
     kv = KVCacheManager(num_blocks, block_size)
-    return Scheduler(kv, FixedSpeculation(k), max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    return Scheduler(kv, lambda request: k, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
 
 
 def add(
-    scheduler: Scheduler,
+    scheduler: Scheduler[Request],
     name: str,
     prompt_len: int,
     *,
@@ -45,16 +44,16 @@ def add(
     return request
 
 
-def commit(scheduler: Scheduler, grant: Grant, accepted: int = 0) -> None:
+def commit(scheduler: Scheduler[Request], grant: Grant[Request], accepted: int = 0) -> None:
     tokens: list[tuple[int, TokenSource]] = []
     if grant.scores:
         tokens.extend((1, "accepted") for _ in range(accepted))
         tokens.append((2, "target"))
-    scheduler.commit(grant, tokens, lambda request, token: None)
+    scheduler.commit(grant, tokens)
     scheduler.check_integrity()
 
 
-def step(scheduler: Scheduler) -> dict[str, tuple[int, int, bool]]:
+def step(scheduler: Scheduler[Request]) -> dict[str, tuple[int, int, bool]]:
     grants = scheduler.schedule()
     for grant in grants:
         commit(scheduler, grant)
@@ -158,7 +157,7 @@ def test_no_more_requests_than_allowed_run_and_the_next_follows_in_order() -> No
 @pytest.mark.parametrize("accepted", range(5))
 def test_commit_rolls_back_to_what_is_committed(accepted: int) -> None:
     kv = KVCacheManager(20, 1)
-    scheduler = Scheduler(kv, FixedSpeculation(4), max_num_seqs=1, max_num_batched_tokens=32)
+    scheduler: Scheduler[Request] = Scheduler(kv, lambda request: 4, max_num_seqs=1, max_num_batched_tokens=32)
     request = add(scheduler, "a", 3)
     step(scheduler)
     (grant,) = scheduler.schedule()
@@ -218,7 +217,6 @@ def test_a_request_that_begins_as_another_did_computes_only_the_rest() -> None:
     second = add(scheduler, "b", 12, begin=1)
     assert step(scheduler)["b"] == (4, 0, True)
     assert second.metrics.num_cached_tokens == 8
-    assert (scheduler.prefix_cache_queries, scheduler.prefix_cache_hits) == (22, 8)
     third = add(scheduler, "c", 8, begin=1)
     assert step(scheduler)["c"] == (4, 0, True), "the last token is always computed, so a full hit ends a block before"
     assert third.metrics.num_cached_tokens == 4

@@ -14,19 +14,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outrider.config import EngineConfig
-from outrider.engine.engine import Engine
 from outrider.engine.memory import MemoryPlan
 from outrider.engine.setup import ReadyEngine
 from outrider.models.tokenizer import Tokenizer
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.sampling_params import StructuredOutputs
-from outrider.scheduler.speculation import FixedSpeculation
 from outrider.server.reasoning import ReasoningParser, ReasoningStyle, after_thoughts, is_open, is_read
 from outrider.server.settings import ServerSettings
 from tests.serving import TOOL_TEMPLATE, TOY_CONFIG, RunningServer, running
 from tests.toy import ToyModel
-from tests.unit.engine.helpers import oracle
+from tests.unit.engine.helpers import engine_of, oracle
 
 CASES: list[tuple[bool, str, str, str]] = [
     (False, "no thoughts < <thin", "", "no thoughts < <thin"),
@@ -169,10 +167,10 @@ def thinking_server(
         return found
 
     def build(_: EngineConfig) -> ReadyEngine:
-        engine = Engine(
+        engine = engine_of(
             ModelRunner(ToyModel(len(pieces), distribution), num_blocks=512, block_size=4),
             oracle(distribution, vocab_size=len(pieces)),
-            FixedSpeculation(4),
+            4,
             new_stream=tokenizer.stream,
             seed=0,
             max_model_len=1024,

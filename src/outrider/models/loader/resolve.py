@@ -22,6 +22,11 @@ class ModelSource:
     path: Path
     name: str
 
+    def files(self) -> list[tuple[str, int, int]]:
+        """Path, bytes and time of the last change (ns) of every file with weights: other weights, another list."""
+        paths = [self.path] if self.kind == "gguf" else sorted(self.path.glob("*.safetensors"))
+        return [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
 
 def resolve(reference: str, progress: Progress | None = None) -> ModelSource:
     """Find the model that ``reference`` names, fetching it if it is an alias or hub id that is not here yet.

@@ -1,4 +1,4 @@
-"""What a model's passes cost on this machine: measured once, when an engine starts."""
+"""Times a model's forward passes by rows and context: the table from which speculation by cost starts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import time
 from collections.abc import Callable, Sequence
 
 from outrider.runner.model_runner import Chunk, ModelRunner
-from outrider.scheduler.costs import PassCosts
+from outrider.speculation.costs import PassCosts
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Where the time of a pass is taken; kernels work in tiles of rows, so the small numbers each matter."""
+"""The numbers of rows that are timed. Kernels work in tiles of rows, so the small numbers each matter."""
 _ALWAYS = 16
-"""Up to so many rows whatever it takes: what lies beyond is guessed from how the last ones rise."""
+"""Up to this many rows are timed whatever it takes. Beyond, costs are extrapolated."""
 _CONTEXT = 1024
 _NAME = "measuring the cost of a pass"
+
+
+def pass_seconds(
+    runner: ModelRunner, rows: int, *, repeats: int = 2, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """The shortest of ``repeats`` passes over ``rows`` tokens without context, in seconds, after one that warms up."""
+    try:
+        return min([_timed(runner, rows, 0, clock) for _ in range(repeats + 1)][1:])
+    finally:
+        runner.kv.free(_NAME)
 
 
 def measure_passes(
@@ -25,9 +35,9 @@ def measure_passes(
 ) -> PassCosts:
     """Time passes of the runner's model over ``rows``, all sizes in turn, for about ``seconds``.
 
-    Each size is run at least twice and its shortest time taken, since others on the machine only ever lengthen it.
-    Sizes that do not fit the cache are left out, and from 16 rows on those beyond the first that takes an eighth of the
-    time. The cache must hold no request; afterwards it is as before.
+    Each size runs at least twice and its shortest time counts, since other processes only ever lengthen it. Sizes that
+    do not fit the cache are left out. From 16 rows on, so are the sizes beyond the first that takes an eighth of the
+    time. The cache must hold no request, and is as before afterwards.
     """
     room = min(runner.kv.capacity, runner.model.max_model_len)
     sizes = [size for size in rows if size <= room] or [1]

@@ -10,9 +10,9 @@ import pytest
 
 from outrider.models.base import ModelOutput
 from outrider.models.batch import ForwardBatch
-from outrider.runner.measure import ROWS, measure_passes
 from outrider.runner.model_runner import ModelRunner
-from outrider.scheduler.costs import Load
+from outrider.speculation.costs import PassLoad
+from outrider.speculation.measure import ROWS, measure_passes
 from tests.toy import Tokens, ToyModel, random_table
 
 
@@ -47,7 +47,7 @@ def test_the_table_is_the_distribution_of_time_whatever_hiccups() -> None:
     runner = runner_of(model)
     costs = measure_passes(runner, seconds=3.0, clock=model)
     for rows in (*ROWS, 10, 100):
-        assert costs.seconds(Load(rows)) == pytest.approx(0.01 + 0.001 * rows, rel=1e-6)
+        assert costs.seconds(PassLoad(rows)) == pytest.approx(0.01 + 0.001 * rows, rel=1e-6)
     assert runner.kv.num_free_blocks == runner.kv.num_blocks
     runner.kv.check_integrity(live=())
 
@@ -55,7 +55,7 @@ def test_the_table_is_the_distribution_of_time_whatever_hiccups() -> None:
 def test_the_context_is_charged_to_each_row() -> None:
     model = TimedModel(0.01, 0.0, per_attended=1e-6)
     costs = measure_passes(runner_of(model), seconds=3.0, clock=model)
-    assert costs.seconds(Load(4, 1000, 4000)) - costs.seconds(Load(4)) == pytest.approx(4e-3, rel=0.05)
+    assert costs.seconds(PassLoad(4, 1000, 4000)) - costs.seconds(PassLoad(4)) == pytest.approx(4e-3, rel=0.05)
 
 
 def test_a_slow_model_is_not_timed_at_many_rows() -> None:
@@ -63,7 +63,7 @@ def test_a_slow_model_is_not_timed_at_many_rows() -> None:
     costs = measure_passes(runner_of(model), seconds=4.0, clock=model)
     assert max(costs.table()) == 16
     assert model.now < 40.0
-    assert costs.seconds(Load(32)) == pytest.approx(3.3, rel=0.01), "beyond, as the last ones rise"
+    assert costs.seconds(PassLoad(32)) == pytest.approx(3.3, rel=0.01), "beyond, as the last ones rise"
 
 
 def test_a_cache_smaller_than_a_row_count_is_enough() -> None:

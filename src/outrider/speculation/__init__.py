@@ -1,0 +1,1 @@
+"""Who drafts, how many tokens, and what was learnt: one owner, the ``Speculator``."""
