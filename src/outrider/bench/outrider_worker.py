@@ -34,7 +34,7 @@ class Engine:
         drafter = self._llm.engine.drafter
         self._held: list[int] = []  # the context whose keys and values ``forward`` keeps
         modes = ["off"] if drafter is None else ["off", drafter.name]
-        return {"version": f"outrider {__version__}", "detail": self._llm.speculation, "modes": modes}
+        return {"version": f"outrider {__version__}", "detail": str(self._llm.speculation), "modes": modes}
 
     def generate(self, token_ids: list[int], max_tokens: int, end_token_ids: list[int], mode: str) -> dict[str, Any]:
         """Greedy tokens; the end tokens are the model's own. Raises ``RequestFailedError``."""

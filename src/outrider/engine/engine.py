@@ -7,13 +7,14 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from outrider.drafters.base import Drafter
 from outrider.engine.detokenizer import Detokenizer, TokenStream
 from outrider.engine.step import step
 from outrider.engine.verify import verify
-from outrider.errors import InvalidRequestError
-from outrider.outputs import CompletionOutput, FinishReason, RequestOutput, StreamPiece
+from outrider.errors import InvalidRequestError, counted
+from outrider.outputs import CompletionOutput, FinishReason, RequestOutput, SpeculationStatus, StreamPiece
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import Grammar, GrammarCompiler
@@ -54,7 +55,7 @@ class Engine:
         encode: Callable[[str], Sequence[int]] | None = None,
         grammars: GrammarCompiler | None = None,
         seed: int | None = None,
-        speculation: str = "",
+        speculation: SpeculationStatus | None = None,
         verify_with: Verify = verify,
         noise_for: Callable[[int], Noise] = KeyedNoise,
     ) -> None:
@@ -67,7 +68,8 @@ class Engine:
         self.max_model_len = min(max_model_len, runner.kv.capacity)
         self.vocab_size = runner.model.vocab_size
         self.verify = verify_with
-        self.speculation = speculation or ("inactive: no drafter" if drafter is None else drafter.name)
+        no_drafter = SpeculationStatus(inactive_reason="no drafter")
+        self.speculation = speculation or (no_drafter if drafter is None else SpeculationStatus(drafter.name))
         self._new_stream = new_stream
         self._encode = encode
         self._grammars = grammars
@@ -120,9 +122,9 @@ class Engine:
             grammar=self._grammar(params.structured_outputs),
         )
         request.metrics.arrival_time = time.monotonic()
-        request.metrics.speculation = self.speculation
-        if self.drafter is not None and not params.speculates:
-            request.metrics.speculation = "inactive: turned off in this request"
+        request.metrics.speculation = self.speculation.in_request(
+            params.speculative_method, params.num_speculative_tokens
+        )
         self._requests[request_id] = request
         self._noises[request_id] = self._noise_for(request.noise_seed)
         self._samplers[request_id] = sampler
@@ -132,12 +134,13 @@ class Engine:
 
     def check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
         """Raise ``InvalidRequestError`` if this engine can not serve the prompt: empty, too long, or no such token."""
-        if not prompt_token_ids:
+        count = len(prompt_token_ids)
+        if not count:
             raise InvalidRequestError("the prompt is empty; give at least one token", param="prompt")
-        if len(prompt_token_ids) >= self.max_model_len:
+        if count >= self.max_model_len:
             raise InvalidRequestError(
-                f"the prompt has {len(prompt_token_ids)} tokens, but the context holds {self.max_model_len} and one "
-                f"must be left to generate; shorten the prompt or raise max_model_len or kv_cache_memory",
+                f"the prompt has {counted(count, 'token')}, but the context holds {self.max_model_len} and one must "
+                f"be left to generate; shorten the prompt or raise max_model_len or kv_cache_memory",
                 param="prompt",
             )
         for place, token_id in enumerate(prompt_token_ids):
@@ -300,7 +303,9 @@ class Engine:
         name = "none" if self.drafter is None else self.drafter.name
         logger.warning("request %s goes on without speculation: drafter %s %s", request.request_id, name, problem)
         request.drafting_stopped = True
-        request.metrics.speculation = f"inactive: drafter {name!r}: {problem}"
+        request.metrics.speculation = replace(
+            request.metrics.speculation, inactive_reason=f"drafter {name!r}: {problem}"
+        )
         self.forget_drafts(request)
 
     def check_integrity(self) -> None:

@@ -22,6 +22,7 @@ from outrider.models.base import CausalModel
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import Vocabulary
+from outrider.outputs import SpeculationStatus
 from outrider.runner.measure import measure_passes
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
@@ -91,7 +92,7 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
         grammars=GrammarCompiler(opened.tokenizer.backend.to_str, target.vocab_size, opened.config.eos_token_ids),
         encode=partial(opened.tokenizer.encode, add_special_tokens=False),
         seed=config.seed,
-        speculation=_describe(speculative, drafter),
+        speculation=_status(speculative, drafter),
         verify_with=partial(verify, method=speculative.verification),
     )
     return ReadyEngine(engine, opened.tokenizer, opened.name, memory)
@@ -217,9 +218,8 @@ def check_same_vocabulary(target: OpenModel, draft: OpenModel) -> None:
         )
 
 
-def _describe(speculative: SpeculativeConfig, drafter: Drafter | None) -> str:
+def _status(speculative: SpeculativeConfig, drafter: Drafter | None) -> SpeculationStatus:
     if drafter is not None:
-        return f"{drafter.name}, up to {speculative.num_speculative_tokens} tokens per step"
-    if speculative.num_speculative_tokens == 0:
-        return "inactive: num_speculative_tokens=0"
-    return "inactive: speculation is off"
+        return SpeculationStatus(drafter.name, speculative.num_speculative_tokens)
+    off = "num_speculative_tokens=0" if speculative.num_speculative_tokens == 0 else "speculation is off"
+    return SpeculationStatus(num_speculative_tokens=0, inactive_reason=off)
