@@ -12,7 +12,7 @@ from outrider.engine.memory import MemoryPlan
 from outrider.engine.parallel_sampling import joined, one_each
 from outrider.engine.setup import ReadyEngine, build_engine
 from outrider.errors import InvalidRequestError, RequestFailedError
-from outrider.outputs import RequestOutput, StreamPiece
+from outrider.outputs import RequestOutput, SpeculationStatus, StreamPiece
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
 
@@ -50,7 +50,7 @@ class LLM:
         return self._ready.memory
 
     @property
-    def speculation(self) -> str:
+    def speculation(self) -> SpeculationStatus:
         """Which drafter is at work, or why none is."""
         return self.engine.speculation
 

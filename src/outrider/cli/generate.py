@@ -121,7 +121,7 @@ def run(llm: LLM, prompt: str, params: SamplingParams, *, show: bool, explain: b
         "prompt_tokens": len(output.prompt_token_ids),
         "time_to_first_token_s": ttft,
         "tokens_per_s": rate,
-        "speculation": metrics.speculation,
+        "speculation": metrics.speculation.to_dict(),
         "metrics": {"speculative_decoding": stats.to_dict(detailed=True)},
     }
 

@@ -1,4 +1,4 @@
-"""The memory of K and V. Knows shapes, but not which request owns which block."""
+"""The memory in which K and V lie. Knows shapes, not who owns which block."""
 
 from __future__ import annotations
 

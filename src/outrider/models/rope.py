@@ -20,24 +20,29 @@ def scaled_frequencies(config: ModelConfig) -> Frequencies:
     """
     frequencies = _frequencies(config.head_dim, config.rope_theta)
     scaling = config.rope_scaling
-    if scaling is not None:
-        keep: NDArray[np.float64] | float = 0.0
-        if scaling.kind == "llama3":
-            turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
-            keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-            keep = np.clip(keep, 0.0, 1.0)
-        frequencies = (1.0 - keep) * frequencies / scaling.factor + keep * frequencies
-    return frequencies.astype(np.float32)
+    if scaling is None:
+        return frequencies
+    stretched = frequencies / np.float32(scaling.factor)
+    if scaling.kind == "linear":
+        return stretched
+    turns = scaling.original_max_position_embeddings / (2 * math.pi / frequencies)
+    keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    keep = keep.clip(0.0, 1.0)
+    step = frequencies - stretched
+    blended: Frequencies = np.where(keep < 0.5, stretched + keep * step, frequencies - (1 - keep) * step)
+    return blended
 
 
 def local_frequencies(config: ModelConfig) -> Frequencies | None:
     """Inverse frequencies [head_dim / 2] of the layers with a window, where those have a base of their own."""
-    if config.local_rope_theta is None:
-        return None
-    return _frequencies(config.head_dim, config.local_rope_theta).astype(np.float32)
+    return None if config.local_rope_theta is None else _frequencies(config.head_dim, config.local_rope_theta)
 
 
-def _frequencies(head_dim: int, theta: float) -> NDArray[np.float64]:
-    """``theta^(-2i/head_dim)``, [head_dim / 2] (arXiv 2104.09864)."""
-    frequencies: NDArray[np.float64] = theta ** -(np.arange(0, head_dim, 2) / head_dim)
-    return frequencies
+def _frequencies(head_dim: int, theta: float) -> Frequencies:
+    """``theta^(-2i/head_dim)``, [head_dim / 2] (arXiv 2104.09864).
+
+    Rounded to float32 where the models' own training rounded them: exponent, power, and its inverse.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    powers = (theta ** exponents.astype(np.float64)).astype(np.float32)
+    return np.float32(1) / powers

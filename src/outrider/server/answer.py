@@ -164,7 +164,7 @@ class Reply:
     def _metrics(self) -> dict[str, Any]:
         done = [output for output in self.answers.outputs if output is not None]
         stats = _pooled(done).to_dict(detailed=self.options.detailed_metrics)
-        return {"metrics": {"speculation": done[0].metrics.speculation, "speculative_decoding": stats}}
+        return {"metrics": {"speculation": done[0].metrics.speculation.to_dict(), "speculative_decoding": stats}}
 
     def _failure(self) -> ApiError | None:
         """The first answer that failed, as an error."""

@@ -13,7 +13,7 @@ from fastapi import Request
 from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.engine.async_engine import AsyncEngine, Load
 from outrider.engine.setup import ReadyEngine
-from outrider.errors import InvalidRequestError
+from outrider.errors import InvalidRequestError, counted
 from outrider.models.tokenizer import Tokenizer
 from outrider.server.answer import Options
 from outrider.server.errors import ApiError, bad_request
@@ -91,8 +91,8 @@ class Ready:
                 )
         if len(token_ids) >= self.max_model_len:
             raise bad_request(
-                f"{param} has {len(token_ids)} tokens, but the context holds {self.max_model_len} and one must be left "
-                f"to generate; shorten it",
+                f"{param} has {counted(len(token_ids), 'token')}, but the context holds {self.max_model_len} and one "
+                f"must be left to generate; shorten it",
                 param,
                 code="context_length_exceeded",
             )

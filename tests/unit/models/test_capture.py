@@ -125,6 +125,7 @@ def test_a_row_has_the_same_states_in_any_pass_and_capturing_changes_no_logit(
     unscored, tree, scored = captured.hidden
     assert unscored is not None
     assert tree is not None
+    assert scored is not None
     assert unscored.shape == (0, 2, model.config.hidden_size)
     assert np.array_equal(scored, alone[-5:])
     for node, path in enumerate(tree_paths(PARENTS, 0)):
