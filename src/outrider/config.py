@@ -19,6 +19,8 @@ Quantization = Literal["int8", "int4"]
 CrossVocabAlgorithm = Literal["auto", "tli", "slem"]
 
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)?")
+_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 MAX_SPECULATIVE_TOKENS = 64
 DEFAULT_NUM_SPECULATIVE_TOKENS = 15
@@ -26,6 +28,13 @@ DEFAULT_DRAFT_MODEL_TOKENS = 8
 DEFAULT_SUFFIX_MIN_PROBABILITY = 0.2
 FIXED_SUFFIX_MIN_PROBABILITY = 0.03
 """Where K is fixed and rows have no price, only what is next to hopeless is left out."""
+
+
+def parse_bytes(text: str) -> int | None:
+    """``2GiB``, ``512MiB``, ``1.5GB`` or plain bytes as a number; None for any other text."""
+    found = _BYTES.fullmatch(text.strip())
+    unit = (found[2] or "b").lower() if found else ""
+    return int(float(found[1]) * _UNITS[unit]) if found and unit in _UNITS else None
 
 
 def missing_verb(drafter: Any) -> str | None:
@@ -182,8 +191,9 @@ class EngineConfig(Strict):
     max_num_seqs            most requests in one step
     max_num_batched_tokens  most tokens in one forward pass; longer prompts are cut into chunks
     block_size              tokens per KV block
-    kv_cache_memory         bytes for the KV caches of target and draft model together; default: what ``max_num_seqs``
-                            full requests need, within a quarter of the free memory
+    kv_cache_memory         memory for the KV caches of target and draft model together: bytes, or text such as
+                            ``"2GiB"``; default: what ``max_num_seqs`` full requests need, within a quarter of the free
+                            memory
     prefix_caching          requests that begin with the same tokens share their K/V
     seed                    where the seeds of unseeded requests come from; default: the operating system
     """
@@ -203,3 +213,12 @@ class EngineConfig(Strict):
     prefix_caching: bool = True
     seed: int | None = None
     speculative: SpeculativeConfig = SpeculativeConfig()
+
+    @field_validator("kv_cache_memory", mode="before")
+    @classmethod
+    def _in_bytes(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if (count := parse_bytes(value)) is None:
+            raise ValueError("must be a number of bytes, or text such as '2GiB', '512MiB' or '1.5GB'")
+        return count
