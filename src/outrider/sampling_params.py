@@ -116,7 +116,7 @@ class SamplingParams(Strict):
 
     seed          fixes the answer: the same tokens alone, in a batch, with or without speculation
     n             so many answers; with a seed, answer 0 is that of n = 1
-    max_tokens    at most this many new tokens
+    max_tokens    at most this many new tokens; the end of the context ends a request too (finish_reason ``length``)
     stop          strings that end the text; they are not part of it
     stop_token_ids  ids that end the output, as the model's own end tokens do
     skip_special_tokens  leave control tokens out of the text

@@ -20,7 +20,7 @@ from typing import Protocol
 from outrider.engine.answers import joined, one_each
 from outrider.engine.engine import Engine
 from outrider.engine.mailbox import Mailbox, call_in_loop, deliver
-from outrider.errors import EngineUnavailableError, InvalidRequestError, QueueFullError, RequestFailedError
+from outrider.errors import EngineUnavailableError, InvalidRequestError, QueueFullError, RequestFailedError, counted
 from outrider.outputs import RequestOutput, StreamPiece
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
@@ -174,12 +174,15 @@ class AsyncEngine:
                 raise EngineUnavailableError(self.refusing)
             if len(jobs) > self.max_requests:
                 raise InvalidRequestError(
-                    f"{len(jobs)} answers at once, but this engine holds at most {self.max_requests}; ask for fewer",
+                    f"{counted(len(jobs), 'answer')} at once, but this engine holds at most {self.max_requests}; "
+                    f"ask for fewer",
                     param="n",
                 )
             if self._num_live + len(jobs) > self.max_requests:
+                verb = "is" if self._num_live == 1 else "are"
                 raise QueueFullError(
-                    f"{self._num_live} requests are running or waiting and {self.max_requests} is the most; try later"
+                    f"{counted(self._num_live, 'request')} {verb} running or waiting and {self.max_requests} is the "
+                    f"most; try later"
                 )
             mailbox.request_ids = tuple(f"request-{next(self._ids)}" for _ in jobs)
             self._num_live += len(jobs)
@@ -197,7 +200,7 @@ class AsyncEngine:
         return answers
 
     async def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[StreamPiece]:
-        """What each step adds to the answer to one prompt (``n`` must be 1).
+        """What each step adds to the answer to one prompt (``n`` must be 1); the last piece has the ``output``.
 
         Closing the iterator, or cancelling its reader, ends the request. Raises what ``submit`` raises, and
         ``RequestFailedError`` if the request fails on the way.
@@ -205,7 +208,7 @@ class AsyncEngine:
         answers = await self.submit([(prompt_token_ids, params)])
         try:
             async for _, piece in answers:
-                yield piece
+                yield piece if piece.finish_reason is None else replace(piece, output=answers.outputs[0])
         finally:
             answers.abort()
         (output,) = answers.outputs

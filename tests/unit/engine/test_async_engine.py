@@ -121,7 +121,8 @@ def test_a_stream_gives_the_synchronous_engines_pieces() -> None:
         pieces = [piece async for piece in engine.stream([1, 2], GREEDY)]
         assert tuple(token for piece in pieces for token in piece.token_ids) == solo([1, 2])
         assert pieces[-1].finish_reason == "length"
-        assert all(piece.finish_reason is None for piece in pieces[:-1])
+        assert all(piece.finish_reason is None and piece.output is None for piece in pieces[:-1])
+        assert tokens_of(pieces[-1].output) == solo([1, 2])
 
     using(body)
 
@@ -219,6 +220,19 @@ def test_a_full_queue_refuses_and_takes_again_once_there_is_room() -> None:
         assert tokens_of(await engine.generate([3], GREEDY)) == solo([3])
 
     using(body, engine_of(gate.distribution, max_num_seqs=1), max_waiting=2)
+
+
+def test_one_request_is_told_of_as_one() -> None:
+    gate = Gate()
+
+    async def body(engine: AsyncEngine) -> None:
+        held = await engine.submit([([1], GREEDY)])
+        with pytest.raises(QueueFullError, match="^1 request is running or waiting and 1 is the most; try later$"):
+            await engine.submit([([2], GREEDY)])
+        gate.opened.set()
+        await held.result()
+
+    using(body, engine_of(gate.distribution, max_num_seqs=1), max_waiting=0)
 
 
 async def _close_stream(engine: AsyncEngine) -> None:
