@@ -18,6 +18,8 @@ Quantization = Literal["int8", "int4"]
 CrossVocabAlgorithm = Literal["auto", "tli", "slem"]
 
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)?")
+_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 MAX_SPECULATIVE_TOKENS = 64
 DEFAULT_NUM_SPECULATIVE_TOKENS = 15
@@ -25,6 +27,13 @@ DEFAULT_DRAFT_MODEL_TOKENS = 8
 DEFAULT_SUFFIX_MIN_PROBABILITY = 0.2
 FIXED_SUFFIX_MIN_PROBABILITY = 0.03
 """Default of ``suffix_min_probability`` for a fixed K, which ignores the cost of rows and so keeps unlikely tokens."""
+
+
+def parse_bytes(text: str) -> int | None:
+    """``2GiB``, ``512MiB``, ``1.5GB`` or plain bytes as a number; None for any other text."""
+    found = _BYTES.fullmatch(text.strip())
+    unit = (found[2] or "b").lower() if found else ""
+    return int(float(found[1]) * _UNITS[unit]) if found and unit in _UNITS else None
 
 
 def missing_verb(drafter: Any) -> str | None:
@@ -193,8 +202,9 @@ class EngineConfig(Strict):
     max_num_seqs            largest number of requests in one step
     max_num_batched_tokens  largest number of tokens in one forward pass; longer prompts are processed in chunks
     block_size              tokens per KV block
-    kv_cache_memory         bytes for the KV caches of target and draft model together; default: enough for
-                            ``max_num_seqs`` requests of full length, but at most a quarter of the free memory
+    kv_cache_memory         memory for the KV caches of target and draft model together: bytes, or text such as
+                            ``"2GiB"``; default: enough for ``max_num_seqs`` requests of full length, but at most a
+                            quarter of the free memory
     prefix_caching          share K/V between requests that start with the same tokens
     seed                    base seed of the requests without a seed; default: from the operating system
     """
@@ -214,3 +224,12 @@ class EngineConfig(Strict):
     prefix_caching: bool = True
     seed: int | None = None
     speculative: SpeculativeConfig = SpeculativeConfig()
+
+    @field_validator("kv_cache_memory", mode="before")
+    @classmethod
+    def _in_bytes(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if (count := parse_bytes(value)) is None:
+            raise ValueError("must be a number of bytes, or text such as '2GiB', '512MiB' or '1.5GB'")
+        return count

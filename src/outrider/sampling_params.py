@@ -145,7 +145,7 @@ class SamplingParams(Strict):
 
     seed          makes the output reproducible: the same tokens alone, in a batch, with or without speculation
     n             number of answers; with a seed, answer 0 is the answer of n = 1
-    max_tokens    largest number of output tokens
+    max_tokens    largest number of output tokens; the end of the context ends a request too (finish_reason ``length``)
     stop          strings that end the output; they are not part of the text
     stop_token_ids  token ids that end the output, as the model's end tokens do
     skip_special_tokens  leave control tokens out of the text

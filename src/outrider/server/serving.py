@@ -11,7 +11,7 @@ from typing import Literal
 from fastapi import Request
 
 from outrider.config import EngineConfig, SpeculativeConfig
-from outrider.engine.async_engine import AsyncEngine, Load
+from outrider.engine.async_engine import AsyncEngine, EngineLoad
 from outrider.engine.setup import ReadyEngine
 from outrider.errors import InvalidRequestError, counted
 from outrider.models.tokenizer import Tokenizer
@@ -180,8 +180,8 @@ class Serving:
         if self._ready is not None:
             self._ready.engine.close()
 
-    def _load(self) -> Load:
-        return Load(0, 0, 0.0) if self._ready is None else self._ready.engine.load
+    def _load(self) -> EngineLoad:
+        return EngineLoad(0, 0, 0.0) if self._ready is None else self._ready.engine.load
 
 
 def serving(request: Request) -> Serving:
