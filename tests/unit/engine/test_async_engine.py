@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from outrider.engine.async_engine import Submission, AsyncEngine
+from outrider.engine.async_engine import AsyncEngine, Submission
 from outrider.engine.engine import Engine
 from outrider.errors import (
     EngineUnavailableError,
