@@ -3,8 +3,8 @@
 #include <stdexcept>
 
 #include "bindings.h"
-#include "thread_choice.h"
 #include "model.h"
+#include "thread_choice.h"
 
 namespace outrider {
 namespace {

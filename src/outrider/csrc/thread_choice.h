@@ -1,6 +1,7 @@
 // How many threads work on a model's passes, by the times of passes before. Knows nothing about threads or models.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
