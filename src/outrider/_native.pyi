@@ -63,6 +63,8 @@ class Model:
         embedding_scale: float = 1.0,
         act: str = "silu",
     ) -> None: ...
+    @property
+    def threads(self) -> int: ...
     def forward(
         self,
         cache: KVCache,
@@ -114,10 +116,13 @@ def attention(
 def read_all(data: Array) -> int: ...
 def num_threads() -> int: ...
 def set_num_threads(threads: int, fixed: bool = False) -> None:
-    """Work with at most ``threads``, at least 1, chosen by measured times within a model's passes; ``fixed``: always all.
+    """Work with at most ``threads``; a model's passes choose how many by measured times, unless ``fixed``.
 
     Raises ``ValueError`` for fewer than 1.
     """
+
+def set_default_threads(threads: int) -> None:
+    """The limit where neither ``set_num_threads`` nor ``OUTRIDER_NUM_THREADS`` sets one; ``ValueError`` below 1."""
 
 class ThreadChoice:
     """How many threads work on passes, by the seconds that passes of as many ``rows`` took before."""

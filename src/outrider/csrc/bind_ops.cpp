@@ -341,6 +341,13 @@ void bind_ops(nb::module_& m) {
             set_threads(n, fixed);
         },
         "threads"_a, "fixed"_a = false);
+    m.def(
+        "set_default_threads",
+        [](int n) {
+            if (n < 1) fail("the number of threads must be at least 1, not " + std::to_string(n));
+            set_default_threads(n);
+        },
+        "threads"_a);
     nb::class_<ThreadChoice>(m, "ThreadChoice")
         .def(nb::init<>())
         .def("choose", &ThreadChoice::choose, "rows"_a, "limit"_a)

@@ -118,7 +118,7 @@ namespace {
 std::mutex pool_lock;
 std::map<int, ThreadPool*>* pools = nullptr;
 pid_t owner = 0;
-int wanted = 0;
+int wanted = 0, usual = 0;
 std::atomic<bool> fixed_number{false};
 
 int default_threads() {
@@ -126,6 +126,7 @@ int default_threads() {
         const int n = std::atoi(text);
         if (n > 0) return n;
     }
+    if (usual > 0) return usual;
     const unsigned n = std::thread::hardware_concurrency();
     return n > 0 ? int(n) : 1;
 }
@@ -138,9 +139,9 @@ ThreadPool& pool() {
         pools = new std::map<int, ThreadPool*>;
         owner = getpid();
     }
-    if (wanted < 1) wanted = default_threads();
-    ThreadPool*& chosen = (*pools)[wanted];
-    if (!chosen) chosen = new ThreadPool(wanted);
+    const int threads = wanted > 0 ? wanted : default_threads();
+    ThreadPool*& chosen = (*pools)[threads];
+    if (!chosen) chosen = new ThreadPool(threads);
     return *chosen;
 }
 
@@ -148,6 +149,11 @@ void set_threads(int threads, bool fixed) {
     const std::lock_guard<std::mutex> lock(pool_lock);
     wanted = threads;
     fixed_number.store(fixed);
+}
+
+void set_default_threads(int threads) {
+    const std::lock_guard<std::mutex> lock(pool_lock);
+    usual = threads;
 }
 
 bool threads_fixed() { return fixed_number.load(); }

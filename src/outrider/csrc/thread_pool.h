@@ -102,12 +102,13 @@ private:
 };
 
 // The process's pool, made at first use and again after a fork. Its threads: what set_threads set, else
-// OUTRIDER_NUM_THREADS, else the machine's processors. Pools live as long as the process, one for each number of threads
+// OUTRIDER_NUM_THREADS, else set_default_threads, else the machine's processors. Pools live as long as the process, one for each number of threads
 // asked for, so that a change of the number never ends a pool in use.
 ThreadPool& pool();
 
 // The number is a limit, within which a model's passes choose by their times; when fixed, all of them always work.
 void set_threads(int threads, bool fixed = false);
+void set_default_threads(int threads);
 bool threads_fixed();
 
 }  // namespace outrider

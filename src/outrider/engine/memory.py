@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
+from outrider.machine import available_memory
 from outrider.models.base import CausalModel
 
 FREE_MEMORY_SHARE = 0.25
@@ -90,7 +90,7 @@ def weight_bytes(model: CausalModel) -> int:
 def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return available_memory()
 
 
 def _mib(count: int) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import ConfigError
+from outrider.machine import usable_processors
 from outrider.ops import reference
 
 
@@ -25,6 +26,7 @@ def _loaded() -> tuple[Any, str]:
             None,
             f"the native library is not built ({error}); install Outrider with pip on a machine with a compiler",
         )
+    _native.set_default_threads(usable_processors())
     return _native, ""
 
 
@@ -46,7 +48,7 @@ def describe() -> str:
     module, problem = _loaded()
     if module is None:
         return problem
-    return f"{module.variant()} kernels, {module.num_threads()} threads"
+    return f"{module.variant()} kernels, up to {module.num_threads()} threads, chosen by measurement"
 
 
 def as_array(logits: Tensor) -> NDArray[np.floating[Any]]:
