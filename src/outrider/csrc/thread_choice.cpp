@@ -50,10 +50,12 @@ bool ThreadChoice::cheap(int64_t rows) const {
     return true;
 }
 
+// More and fewer in turn; below all threads also the number after the next, as one thread less can change little.
 size_t ThreadChoice::neighbour() {
-    if (current_ == 0) return 1;
-    if (current_ + 1 == numbers_.size()) return current_ - 1;
     up_ = !up_;
+    const size_t last = numbers_.size() - 1;
+    if (current_ == 0) return std::min<size_t>(up_ ? 1 : 2, last);
+    if (current_ == last) return last - 1;
     return up_ ? current_ - 1 : current_ + 1;
 }
 
