@@ -62,8 +62,9 @@ def start(name: str, command: Sequence[str], env: dict[str, str], model: str, th
     settings: dict[str, Any] = {}
     if not name.startswith("llama.cpp"):
         settings = {"speculative": {"method": "off"}, "prefix_caching": False, "kv_cache_memory": 128 << 20}
-    worker = Worker(name, command, env)
+    worker = None
     try:
+        worker = Worker(name, command, env)
         worker.ask(
             "load",
             timeout=TIMEOUT,
@@ -75,7 +76,8 @@ def start(name: str, command: Sequence[str], env: dict[str, str], model: str, th
         )
     except MissingEngineError as error:
         print(f"{name} is left out: {error}", file=sys.stderr)
-        worker.close()
+        if worker is not None:
+            worker.close()
         return None
     return worker
 
