@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=24, help="of one turn")
     parser.add_argument("--rows", type=int, default=4, help="of the passes over several rows")
+    parser.add_argument("--busy", type=int, nargs="*", default=[0, 2], help="numbers of busy processes")
     parser.add_argument("--before", help="the Python of an older Outrider")
     parser.add_argument("--json", default="-", help="write the result here too")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -133,12 +134,14 @@ def main() -> None:
         return serve(arguments.serve)
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     script, everything = str(Path(__file__).resolve()), str(arguments.threads)
-    arms = [(f"{n} fixed", (sys.executable, script, "--serve", n), env) for n in dict.fromkeys(("1", everything))]
+    arms: list[tuple[str, tuple[str, ...], dict[str, str]]] = []
+    for n in dict.fromkeys(("1", everything)):
+        arms.append((f"{n} fixed", (sys.executable, script, "--serve", n), env))
     arms.append((CHOSEN, (sys.executable, script, "--serve", f"<={everything}"), env))
     if arguments.before:
         for n in dict.fromkeys(("1", everything)):
-            command = (arguments.before, "-m", "outrider.bench.outrider_worker")
-            arms.append((f"before, {n}", command, {**env, "OUTRIDER_NUM_THREADS": n}))
+            old = (arguments.before, "-m", "outrider.bench.outrider_worker")
+            arms.append((f"before, {n}", old, {**env, "OUTRIDER_NUM_THREADS": n}))
     for spec in peer_specs(["llama.cpp"], None, arguments.threads):
         arms.append((spec.name, spec.command, dict(spec.env)))
     with contextlib.ExitStack() as stack:
@@ -148,10 +151,10 @@ def main() -> None:
             if worker is not None:
                 workers.append(stack.enter_context(worker))
         busy_processes = {
-            str(n): measure(workers, n, arguments.rounds, arguments.rows, arguments.tokens) for n in (0, 2)
+            str(n): measure(workers, n, arguments.rounds, arguments.rows, arguments.tokens) for n in arguments.busy
         }
-    report = {"busy_processes": busy_processes, **environment({**vars(arguments), "model": Path(arguments.model).name})}
-    report["arguments"] = {k: v for k, v in report.get("arguments", {}).items() if k not in ("before", "serve")}
+    asked = {k: v for k, v in vars(arguments).items() if k not in ("before", "serve", "json")}
+    report = {"busy_processes": busy_processes, **environment({**asked, "model": Path(arguments.model).name})}
     if arguments.json != "-":
         write_json(report, arguments.json)
     print(json.dumps(report))

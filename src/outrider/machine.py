@@ -69,6 +69,7 @@ def _quota(root: Path) -> float | None:
 def _memory(root: Path) -> Iterator[tuple[int, int]]:
     """(limit, bytes that count against it and cannot be dropped) of each group that has a limit."""
     for folder, version in _groups(root, "memory"):
+        names: tuple[str, ...]
         if version == 2:
             names, usage, droppable = ("memory.max", "memory.high"), "memory.current", "inactive_file"
         else:

@@ -71,7 +71,8 @@ def test_passes_of_different_sizes_are_compared_with_their_like() -> None:
     choice = _native.ThreadChoice()
     for turn in range(600):
         rows = 512 if turn % 7 == 3 else 1 + turn % 3
-        feed(choice, 1, lambda threads, rows=rows: QUIET[threads] * rows, rows=rows)
+        times = {threads: seconds * rows for threads, seconds in QUIET.items()}
+        feed(choice, 1, times.__getitem__, rows=rows)
     assert choice.threads == 2
 
 
