@@ -104,7 +104,7 @@ sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build
 tsan: ## many regions of the thread pool under ThreadSanitizer (GCC)
 	mkdir -p build/tsan && g++ -std=c++17 -O2 -g -Wall -Wextra -Werror -pthread -fsanitize=thread -I$(CSRC) \
 	  tests/thread_pool_stress.cpp $(CSRC)/thread_pool.cpp -o build/tsan/stress
-	TSAN_OPTIONS=halt_on_error=1 setarch -R build/tsan/stress 60
+	TSAN_OPTIONS=halt_on_error=1 setarch -R build/tsan/stress 30
 
 emulate: setup ## the kernel tests of the avx512 and avxvnni variants too, their instructions emulated by SIMDe
 	@if [ ! -e /usr/include/simde/x86/avx512.h ]; then echo "skipped: make emulate needs libsimde-dev" >&2; exit 0; fi; \
