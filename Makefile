@@ -10,7 +10,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 PAGE := src/outrider/server/web/dist/index.html
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test web test-web test-clients bench bench-models peers peers-openvino peers-vllm sanitize emulate arm docs clean
+.PHONY: help setup demo check format test web test-web test-clients bench bench-models peers peers-openvino peers-vllm sanitize tsan emulate arm docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -105,6 +105,11 @@ sanitize: setup $(DEV_STAMP) ## the kernel tests under AddressSanitizer and UBSa
 	$(call package_with,sanitize,-DOUTRIDER_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	  PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/sanitize/package
+
+tsan: ## many regions of the thread pool under ThreadSanitizer (GCC)
+	mkdir -p build/tsan && g++ -std=c++17 -O2 -g -Wall -Wextra -Werror -pthread -fsanitize=thread -I$(CSRC) \
+	  tests/thread_pool_stress.cpp $(CSRC)/thread_pool.cpp -o build/tsan/stress
+	TSAN_OPTIONS=halt_on_error=1 setarch -R build/tsan/stress 30
 
 emulate: setup $(DEV_STAMP) ## the kernel tests of the avx512 and avxvnni variants too, their instructions emulated by SIMDe
 	@if [ ! -e /usr/include/simde/x86/avx512.h ]; then echo "skipped: make emulate needs libsimde-dev" >&2; exit 0; fi; \

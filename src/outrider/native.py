@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from outrider.errors import ConfigError
+from outrider.machine import usable_processors
 
 __all__ = ["available", "describe", "library", "require"]
 
@@ -37,6 +38,7 @@ def _loaded() -> tuple[ModuleType | None, str]:
             None,
             f"the native library is not built ({error}); install Outrider with pip on a machine with a compiler",
         )
+    _native.set_default_threads(usable_processors())
     return _native, ""
 
 
@@ -55,4 +57,6 @@ def require() -> None:
 def describe() -> str:
     """Which kernels run on this processor, or why none do."""
     module, problem = _loaded()
-    return problem if module is None else f"{module.variant()} kernels, {module.num_threads()} threads"
+    if module is None:
+        return problem
+    return f"{module.variant()} kernels, up to {module.num_threads()} threads, chosen by measurement"

@@ -23,6 +23,7 @@ def doctor(
 
     report: dict[str, Any] = environment({})
     report["backend"] = _backend()
+    report["limits"] = _limits()
     report["cache"] = _cache()
     report["models"] = _models()
     report["problems"] = _problems(report)
@@ -52,6 +53,18 @@ def _backend() -> dict[str, object]:
         "native": native.describe(),
         "why": why,
         **torch,
+    }
+
+
+def _limits() -> dict[str, object]:
+    from outrider.machine import available_memory, group_limits, usable_processors
+
+    limits = group_limits()
+    return {
+        "processors": usable_processors(),
+        "available_bytes": available_memory(),
+        "group_processors": limits.processors,
+        "group_memory_bytes": limits.memory,
     }
 
 
@@ -89,6 +102,14 @@ def _problems(report: dict[str, Any]) -> list[str]:
     return problems
 
 
+def _limits_line(limits: dict[str, Any]) -> str:
+    line = f"{limits['processors']} processors to use, {limits['available_bytes'] / 2**30:.1f} GiB available"
+    quota, memory = limits["group_processors"], limits["group_memory_bytes"]
+    groups = [] if quota is None else [f"{quota:g} processors"]
+    groups += [] if memory is None else [f"{memory / 2**30:.1f} GiB"]
+    return f"{line}; control groups allow {' and '.join(groups)}" if groups else f"{line}; no control group limits them"
+
+
 def _show(console: Console, report: dict[str, Any]) -> None:
     from rich.table import Table
 
@@ -99,6 +120,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     table.add_row(
         "machine", f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
     )
+    table.add_row("limits", _limits_line(report["limits"]))
     table.add_row("system", machine["system"])
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in report["versions"].items()))
     table.add_row("device", f"{backend['device']} ({backend['why']})")

@@ -187,6 +187,7 @@ void bind_model(nb::module_& m) {
             },
             "embed"_a, "lm_head"_a.none(), "final_norm"_a.noconvert(), "layers"_a, nb::kw_only(), "heads"_a, "kv_heads"_a,
             "head_dim"_a, "eps"_a, "attention_scale"_a, "embedding_scale"_a = 1.0f, "act"_a = "silu")
+        .def_prop_ro("threads", &Model::threads)
         .def("forward", &py_forward, "cache"_a, "token_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(), "query_start"_a,
              "seq_lens"_a, "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(),
              nb::kw_only(), "tree"_a.noconvert() = nb::none(), "tree_start"_a = nb::none(),

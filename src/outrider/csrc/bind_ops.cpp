@@ -4,6 +4,7 @@
 
 #include "bindings.h"
 #include "model.h"
+#include "thread_choice.h"
 
 namespace outrider {
 namespace {
@@ -335,11 +336,23 @@ void bind_ops(nb::module_& m) {
     m.def("num_threads", [] { return pool().threads(); });
     m.def(
         "set_num_threads",
+        [](int n, bool fixed) {
+            if (n < 1) fail("the number of threads must be at least 1, not " + std::to_string(n));
+            set_threads(n, fixed);
+        },
+        "threads"_a, "fixed"_a = false);
+    m.def(
+        "set_default_threads",
         [](int n) {
             if (n < 1) fail("the number of threads must be at least 1, not " + std::to_string(n));
-            set_threads(n);
+            set_default_threads(n);
         },
         "threads"_a);
+    nb::class_<ThreadChoice>(m, "ThreadChoice")
+        .def(nb::init<>())
+        .def("choose", &ThreadChoice::choose, "rows"_a, "limit"_a)
+        .def("record", &ThreadChoice::record, "rows"_a, "threads"_a, "seconds"_a)
+        .def_prop_ro("threads", &ThreadChoice::threads);
     m.def("variant", [] { return std::string(kernels().name); });
     m.def("set_variant", &set_variant, "name"_a);
     m.def("available_variants", &available_variants);

@@ -2,6 +2,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -150,8 +151,11 @@ void Model::forward(Step& s, const Cache& cache) {
     a.block_size = cache.block_size;
     check(s, cache);
     if (s.rows == 0) return;
-    ThreadPool& threads = pool();
-    a.plan(threads.threads());
+    ThreadPool& workers = pool();
+    const bool fixed = threads_fixed();
+    const int threads = fixed ? workers.threads() : choice_.choose(s.rows, workers.threads());
+    threads_.store(threads);
+    a.plan(threads);
 
     const Kernels& k = kernels();
     const int64_t rows = s.rows, d = c.head_dim, half = d / 2, q_dim = c.heads * d, kv_dim = c.kv_heads * d;
@@ -160,7 +164,7 @@ void Model::forward(Step& s, const Cache& cache) {
     float* qkv = qkv_.get<float>(rows * qkv_dim);
     float* gate = gate_.get<float>(rows * std::max(2 * c.intermediate, c.hidden));
     float* angles = angles_.get<float>(rows * d);  // cos [half] and sin [half]
-    float* work = work_.get<float>(attention_work(a, threads.threads()));
+    float* work = work_.get<float>(attention_work(a, threads));
     const auto inputs = [this](Buffer& x, Buffer& q, int64_t n, int64_t cols) {
         Rows r;
         r.rows = n;
@@ -174,7 +178,8 @@ void Model::forward(Step& s, const Cache& cache) {
     normed.rows = rows;
     const Rows mixed = inputs(mixed_, mixed_q_, rows, q_dim), mid = inputs(mid_, mid_q_, rows, c.intermediate);
 
-    threads.run([&](Team& team) {
+    const auto pass = [&](Team& team) {
+        team.wake();
         const auto norm = [&](const float* x, const std::vector<float>& weight, const Rows& to, int64_t row) {
             k.rms_norm(x, weight.data(), c.hidden, c.eps, to.x + row * to.ldx);
             to.quantize(k, row);
@@ -273,7 +278,15 @@ void Model::forward(Step& s, const Cache& cache) {
         });
         const LinearJob head = {&head_.matrix, s.logits, outputs(), bias_of(head_), false};
         linear(team, k, &head, 1, last);
-    });
+    };
+    workers.run(
+        [&](Team& team) {
+            const auto start = std::chrono::steady_clock::now();  // not the wait for other regions
+            pass(team);
+            const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+            if (!fixed) choice_.record(s.rows, threads, taken.count());
+        },
+        threads);
 }
 
 }  // namespace outrider

@@ -2,11 +2,13 @@
 // nothing about files, sampling or Python.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <vector>
 
 #include "ops.h"
+#include "thread_choice.h"
 
 namespace outrider {
 
@@ -62,8 +64,10 @@ public:
     const DecoderConfig& config() const { return config_; }
     int64_t num_layers() const { return int64_t(layers_.size()); }
     int64_t outputs() const { return head_.matrix.rows; }  // fewer than the vocabulary if the head is trimmed
-    // Throws std::invalid_argument for ids, slots or blocks out of range. Steps of several threads take turns.
+    // Throws std::invalid_argument for ids, slots or blocks out of range. Steps of several threads take turns. How many
+    // of the pool's threads work is chosen by the times of earlier steps.
     void forward(Step& step, const Cache& cache);
+    int threads() const { return threads_.load(); }  // that worked at the last step; 0 before the first
 
 private:
     void check(const Step& step, const Cache& cache) const;
@@ -74,6 +78,8 @@ private:
     const std::vector<Layer> layers_;
     bool quantized_ = false;  // some matrix reads quantized rows
     std::mutex turn_;
+    ThreadChoice choice_;
+    std::atomic<int> threads_{0};
     Buffer hidden_, normed_, normed_q_, qkv_, mixed_, mixed_q_, gate_, mid_, mid_q_, angles_, work_;
 };
 

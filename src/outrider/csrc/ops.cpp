@@ -197,10 +197,10 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
                const void* keys, const void* values, int64_t window, float* out, int64_t ldo, float* work) {
     const int64_t group = b.heads / b.kv_heads, padded = padded_dim(b.head_dim), state = b.state_floats();
     const int64_t scratch = (attention_scratch(b.chunk_rows * group, b.head_dim) + 15) / 16 * 16;
-    float* own = work + team.thread() * (scratch + 2 * state);
     float* shared = work + team.threads() * (scratch + 2 * state);
+    const auto own = [&](int thread) { return work + thread * (scratch + 2 * state); };
 
-    const auto task_of = [&](const AttentionBatch::Chunk& c) {
+    const auto task_of = [&](const AttentionBatch::Chunk& c, int thread) {
         AttentionTask t;
         const int64_t element = c.kv_head * b.head_dim * (b.half ? 2 : 4);
         t.query = query + c.row * ldq + c.kv_head * group * b.head_dim;
@@ -219,11 +219,11 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
         t.tree = nullptr;
         t.tree_start = b.tree_start.empty() ? c.seen : b.tree_start[size_t(c.request)];
         t.ready = std::min(c.seen, t.tree_start);
-        t.scratch = own;
+        t.scratch = own(thread);
         return t;
     };
-    const auto part = [&](const AttentionBatch::Chunk& c, int64_t index, const State& s) {
-        const AttentionTask t = task_of(c);
+    const auto part = [&](const AttentionBatch::Chunk& c, int64_t index, const State& s, int thread) {
+        const AttentionTask t = task_of(c, thread);
         int64_t begin = index * kPartition;
         const int64_t end = std::min<int64_t>(begin + kPartition, c.seen);
         if (window > 0) {  // whole pieces before every row's window are skipped
@@ -258,13 +258,14 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
     };
 
     if (!b.split) {
-        team.share(int64_t(b.chunks.size()), 1, [&](int64_t begin, int64_t) {
+        team.share(int64_t(b.chunks.size()), 1, [&](int64_t begin, int64_t, int thread) {
             const AttentionBatch::Chunk& c = b.chunks[size_t(begin)];
             const int64_t queries = c.rows * group;
-            const State sum(own + scratch, queries, padded), next(own + scratch + state, queries, padded);
-            part(c, 0, sum);
+            float* states = own(thread) + scratch;
+            const State sum(states, queries, padded), next(states + state, queries, padded);
+            part(c, 0, sum, thread);
             for (int64_t p = 1; p < c.parts; ++p) {
-                part(c, p, next);
+                part(c, p, next, thread);
                 merge(queries, sum, next);
             }
             finish(c, sum);
@@ -272,13 +273,13 @@ void attention(Team& team, const Kernels& k, const AttentionBatch& b, const floa
         return;
     }
     // Neighbours go to one thread, which fetches the next while it computes one.
-    const int64_t grain = std::max<int64_t>(1, b.partials / (4 * team.threads()));
-    team.share(b.partials, grain, [&](int64_t begin, int64_t end) {
+    const int64_t grain = std::max<int64_t>(1, b.partials / (10 * team.threads()));
+    team.share(b.partials, grain, [&](int64_t begin, int64_t end, int thread) {
         size_t i = 0;
         for (int64_t at = begin; at < end; ++at) {
             while (i + 1 < b.chunks.size() && b.chunks[i + 1].first_partial <= at) ++i;
             const AttentionBatch::Chunk& c = b.chunks[i];
-            part(c, at - c.first_partial, State(shared + at * state, c.rows * group, padded));
+            part(c, at - c.first_partial, State(shared + at * state, c.rows * group, padded), thread);
         }
     });
     team.share(int64_t(b.chunks.size()), 1, [&](int64_t begin, int64_t) {

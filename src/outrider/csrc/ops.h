@@ -67,7 +67,7 @@ struct LinearJob {
     bool accumulate;
 };
 
-// All jobs read the same rows. Ends with a barrier.
+// All jobs read the same rows.
 void linear(Team& team, const Kernels& k, const LinearJob* jobs, int count, const Rows& x);
 
 // The attention of one layer of one step.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
-
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
+from outrider.machine import available_memory
 from outrider.models.base import CausalModel
 
 FREE_MEMORY_SHARE = 0.25
@@ -91,7 +90,7 @@ def _free_memory(device: str) -> int:
         from outrider.torch_backend.device import free_memory
 
         return free_memory(device)
-    return int(psutil.virtual_memory().available)
+    return available_memory()
 
 
 def _mib(count: int) -> str:

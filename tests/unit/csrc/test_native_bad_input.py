@@ -141,6 +141,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "propose: count": (lambda: index().propose(-1), ValueError, "max_tokens=-1"),
     "propose_after: tail": (lambda: index().propose_after([-3], 2), ValueError, "token id -3"),
     "set_num_threads": (lambda: native.set_num_threads(0), ValueError, "not 0"),
+    "set_default_threads": (lambda: native.set_default_threads(0), ValueError, "not 0"),
     "set_variant": (lambda: native.set_variant("sse"), ValueError, "sse"),
     "read_all: dtype": (lambda: native.read_all(F32), TypeError, "incompatible"),
 }

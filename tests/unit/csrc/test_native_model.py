@@ -227,8 +227,8 @@ def test_logits_have_the_same_bits_in_any_grouping(name: str, fmt: str, variant:
     for ids in tokens:
         runner = Runner(model, 1, dtype)
         alone.append(np.concatenate([runner.step({0: [t]})[0] for t in ids]))
-    for threads in (1, 3):
-        native.set_num_threads(threads)
+    for threads in (1, 2, 3, 4):
+        native.set_num_threads(threads, fixed=threads > 1)
         for chunk in (2, 5, 33):
             runner, at = Runner(model, 3, dtype), 0
             while at < 37:
@@ -236,6 +236,33 @@ def test_logits_have_the_same_bits_in_any_grouping(name: str, fmt: str, variant:
                 for r in range(3):
                     assert np.array_equal(out[r], alone[r][at : at + chunk]), f"request {r} at {at}, {threads} threads"
                 at += chunk
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_the_number_of_threads_may_change_between_passes(name: str) -> None:
+    model, tokens = build(FAMILIES[name], "q8_0"), random_tokens(37)
+    assert model.threads == 0
+    native.set_num_threads(1, fixed=True)
+    runner = Runner(model, 1, "float16")
+    alone = [runner.step({0: [t]})[0] for t in tokens]
+    runner = Runner(model, 1, "float16")
+    for i, token in enumerate(tokens):
+        threads = 1 + i * 7 % 4
+        native.set_num_threads(threads, fixed=True)
+        assert np.array_equal(runner.step({0: [token]})[0], alone[i]), f"token {i}, {threads} threads"
+        assert model.threads == threads
+
+
+def test_the_passes_of_a_model_choose_their_threads_within_the_limit() -> None:
+    model = build(FAMILIES["llama"], "q8_0")
+    native.set_num_threads(3)
+    runner, at_work = Runner(model, 1, "float16"), set()
+    for token in random_tokens(40):
+        runner.step({0: [token]})
+        at_work.add(model.threads)
+    assert 3 in at_work
+    assert at_work <= {1, 2, 3}
+    assert len(at_work) > 1  # a trial of fewer within the first passes
 
 
 def forward(
