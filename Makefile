@@ -6,6 +6,7 @@ VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 PAGE := src/outrider/server/web/dist/index.html
 
 .DEFAULT_GOAL := help
@@ -19,17 +20,22 @@ setup: $(STAMP) ## make the virtual environment, install Outrider and fetch the 
 	@if ! command -v npm >/dev/null; then echo "without Node.js the playground is not built; all else works" >&2; \
 	else $(MAKE) --no-print-directory web || echo "the playground was not built; all else works" >&2; fi
 
-$(STAMP): pyproject.toml requirements-dev.txt CMakeLists.txt $(wildcard src/outrider/csrc/*)
+$(STAMP): pyproject.toml requirements.txt CMakeLists.txt $(wildcard src/outrider/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Outrider needs Python 3.11 or newer, and $(PYTHON) is older; use make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+# What tests and checks need on top, torch and transformers among it.
+$(DEV_STAMP): requirements-dev.txt | $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
 demo: setup ## generate three texts with speculation off and on, and compare them
 	$(BIN)/outrider demo
 
-check: $(STAMP) ## lint, types, layers, and whether the generated docs are fresh
+check: $(STAMP) $(DEV_STAMP) ## lint, types, layers, and whether the generated docs are fresh
 	$(BIN)/ruff format --check src tests docs benchmarks
 	$(BIN)/ruff check src tests docs benchmarks
 	$(BIN)/mypy
@@ -37,12 +43,12 @@ check: $(STAMP) ## lint, types, layers, and whether the generated docs are fresh
 	$(BIN)/python docs/make_cli.py --check
 	@if [ -x web/node_modules/.bin/tsc ]; then npm --prefix web run --silent check; fi
 
-format: $(STAMP) ## let ruff format the code
+format: $(STAMP) $(DEV_STAMP) ## let ruff format the code
 	$(BIN)/ruff check --fix src tests docs benchmarks
 	$(BIN)/ruff format src tests docs benchmarks
 
 # Two at a time, each with one thread: the order of sets must be the same in both, and threads must not crowd each other.
-test: setup ## all tests but those of the playground
+test: setup $(DEV_STAMP) ## all tests but those of the playground
 	PYTHONHASHSEED=0 OUTRIDER_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/web --ignore=tests/clients
 
 web: $(PAGE) ## bundle the playground; needs Node.js 20 or newer
@@ -52,10 +58,10 @@ $(PAGE): web/package.json web/package-lock.json web/build.mjs $(wildcard web/src
 	npm --prefix web ci --no-audit --no-fund --loglevel=error
 	npm --prefix web run --silent build
 
-test-web: setup ## the playground in Debian's Chromium; skipped, saying why, without one
+test-web: setup $(DEV_STAMP) ## the playground in Debian's Chromium; skipped, saying why, without one
 	$(BIN)/python -m pytest tests/web
 
-test-clients: setup .venv-clients/.installed ## guidellm, lm-eval and LangChain against the server; some GB to install
+test-clients: setup $(DEV_STAMP) .venv-clients/.installed ## guidellm, lm-eval and LangChain against the server; some GB to install
 	$(BIN)/python -m pytest tests/clients
 
 .venv-clients/.installed: requirements-clients.txt
@@ -96,12 +102,12 @@ rm -rf build/$(1)/package && mkdir build/$(1)/package && cp -r src/outrider buil
 cp build/$(1)/_native*.so build/$(1)/package/outrider/
 endef
 
-sanitize: setup ## the kernel tests under AddressSanitizer and UBSan, in a build of their own (GCC)
+sanitize: setup $(DEV_STAMP) ## the kernel tests under AddressSanitizer and UBSan, in a build of their own (GCC)
 	$(call package_with,sanitize,-DOUTRIDER_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	  PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/sanitize/package
 
-emulate: setup ## the kernel tests of the avx512 and avxvnni variants too, their instructions emulated by SIMDe
+emulate: setup $(DEV_STAMP) ## the kernel tests of the avx512 and avxvnni variants too, their instructions emulated by SIMDe
 	@if [ ! -e /usr/include/simde/x86/avx512.h ]; then echo "skipped: make emulate needs libsimde-dev" >&2; exit 0; fi; \
 	$(call package_with,emulate,-DOUTRIDER_EMULATE=ON) && \
 	PYTHONPATH=. $(BIN)/python tests/run_with_library.py build/emulate/package
