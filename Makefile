@@ -15,7 +15,7 @@ PAGE := src/outrider/server/web/dist/index.html
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: $(STAMP) ## make the virtual environment, install Outrider and fetch the default model
+setup: $(STAMP) ## make the virtual environment, install what a CPU needs, and fetch the default model
 	@$(BIN)/outrider pull smollm2-135m-instruct >/dev/null
 	@if ! command -v npm >/dev/null; then echo "without Node.js the playground is not built; all else works" >&2; \
 	else $(MAKE) --no-print-directory web || echo "the playground was not built; all else works" >&2; fi
@@ -27,15 +27,14 @@ $(STAMP): pyproject.toml requirements.txt CMakeLists.txt $(wildcard src/outrider
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-# What tests and checks need on top, torch and transformers among it.
-$(DEV_STAMP): requirements-dev.txt | $(STAMP)
+$(DEV_STAMP): $(STAMP) requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
 demo: setup ## generate three texts with speculation off and on, and compare them
 	$(BIN)/outrider demo
 
-check: $(STAMP) $(DEV_STAMP) ## lint, types, layers, and whether the generated docs are fresh
+check: $(DEV_STAMP) ## lint, types, layers, and whether the generated docs are fresh
 	$(BIN)/ruff format --check src tests docs benchmarks
 	$(BIN)/ruff check src tests docs benchmarks
 	$(BIN)/mypy
@@ -43,7 +42,7 @@ check: $(STAMP) $(DEV_STAMP) ## lint, types, layers, and whether the generated d
 	$(BIN)/python docs/make_cli.py --check
 	@if [ -x web/node_modules/.bin/tsc ]; then npm --prefix web run --silent check; fi
 
-format: $(STAMP) $(DEV_STAMP) ## let ruff format the code
+format: $(DEV_STAMP) ## let ruff format the code
 	$(BIN)/ruff check --fix src tests docs benchmarks
 	$(BIN)/ruff format src tests docs benchmarks
 
@@ -69,7 +68,7 @@ test-clients: setup $(DEV_STAMP) .venv-clients/.installed ## guidellm, lm-eval a
 	nice .venv-clients/bin/pip install --disable-pip-version-check -r requirements-clients.txt
 	touch $@
 
-bench: setup ## the figures quoted in the README, written to benchmarks/results
+bench: setup $(DEV_STAMP) ## the figures quoted in the README, written to benchmarks/results
 	$(BIN)/python benchmarks/first_light.py --json benchmarks/results/first_light.json
 
 bench-models: $(STAMP) ## fetch the models that benchmarks use into the cache, and print their paths
@@ -123,7 +122,7 @@ arm: ## cross-compile the kernels for Arm, run them under QEMU, and compare thei
 	build/arm/here >build/arm/here.txt && qemu-aarch64-static build/arm/arm >build/arm/arm.txt && \
 	diff build/arm/here.txt build/arm/arm.txt && cat build/arm/arm.txt
 
-docs: $(STAMP) ## write docs/cli.md anew from the commands' own help
+docs: $(DEV_STAMP) ## write docs/cli.md anew from the commands' own help
 	$(BIN)/python docs/make_cli.py
 
 clean: ## remove what make has made, but for .venv-peers, .venv-vllm and .venv-clients

@@ -1,4 +1,4 @@
-"""What masks of structured outputs cost: ``python benchmarks/grammar.py [--model M ...]``.
+"""What masks of structured outputs cost: ``python -m benchmarks.grammar [--model M ...]``.
 
 For each vocabulary and grammar: the first compilation and one that is kept; along an answer that the model gave, the
 time to move one token on and mask that row (``next_us``), to take drafts back, follow K others and mask K + 1 rows
@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.steps import timed_steps
+
 from outrider import LLM, SamplingParams, StructuredOutputs
-from outrider.bench.steps import timed_steps
 from outrider.cli._report import environment, write_json
 from outrider.sampling.grammar import GrammarCompiler
 
@@ -94,8 +95,7 @@ def rows(llm: LLM, wanted: StructuredOutputs, answer: tuple[int, ...], k: int) -
 
 def steps(llm: LLM, params: SamplingParams) -> list[tuple[float, float]]:
     """(seconds, seconds outside the forward pass) of every decode step."""
-    taken = timed_steps(llm.engine, llm.tokenizer.encode(PROMPT), params)
-    return [(whole, whole - inside) for _, whole, inside in taken][1:]
+    return [(step.whole, step.whole - step.inside) for step in timed_steps(llm, PROMPT, params)][1:]
 
 
 def measure(llm: LLM, tokens: int, rounds: int, k: int) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The share of a decode step that is not the model's forward pass: ``python benchmarks/python_share.py [--model M]``.
+"""The share of a decode step that is not the model's forward pass: ``python -m benchmarks.python_share [--model M]``.
 
 Steps with speculation off and with ngram take turns; medians over all decode steps. The last line of stdout is the
 result as one JSON line.
@@ -12,8 +12,9 @@ import statistics
 import sys
 from typing import Any
 
+from benchmarks.steps import timed_steps
+
 from outrider import LLM, SamplingParams
-from outrider.bench.steps import timed_steps
 from outrider.cli._report import environment, write_json
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"
@@ -21,8 +22,7 @@ PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"
 
 def measure(llm: LLM, params: SamplingParams) -> list[tuple[float, float]]:
     """(seconds of the step, seconds of them in the forward pass) of every decode step."""
-    steps = timed_steps(llm.engine, llm.tokenizer.encode(PROMPT), params)
-    return [(whole, inside) for _, whole, inside in steps][1:]
+    return [(step.whole, step.inside) for step in timed_steps(llm, PROMPT, params)][1:]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What each sampling parameter costs on top of a greedy step: ``python benchmarks/sampling.py [--model M]``.
+"""What each sampling parameter costs on top of a greedy step: ``python -m benchmarks.sampling [--model M]``.
 
 Steps over K + 1 rows whose drafts are all accepted, so that every row's distribution, draw and log-probabilities are
 made: each arm drafts from its own answer, made before. The arms take turns. ``outside_ms`` is a step's median time
@@ -14,8 +14,9 @@ import statistics
 import sys
 from typing import Any
 
+from benchmarks.steps import timed_steps
+
 from outrider import LLM, SamplingParams
-from outrider.bench.steps import timed_steps
 from outrider.cli._report import environment, write_json
 
 PROMPT = "def quicksort(values):\n"
@@ -49,9 +50,9 @@ def params_of(arm: dict[str, Any], tokens: int, prediction: tuple[int, ...] | No
 def steps(llm: LLM, params: SamplingParams, k: int) -> list[tuple[float, float]]:
     """(seconds, seconds outside the forward pass) of every step that drafted K tokens and had them all accepted."""
     return [
-        (whole, whole - inside)
-        for request, whole, inside in timed_steps(llm.engine, llm.tokenizer.encode(PROMPT), params)
-        if request.metrics.speculative_decoding.per_step_accepted[-1:] == [k]
+        (step.whole, step.whole - step.inside)
+        for step in timed_steps(llm, PROMPT, params)
+        if step.piece.sources.count("accepted") == k
     ]
 
 

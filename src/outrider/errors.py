@@ -10,7 +10,6 @@
     ├── RequestFailedError         one request failed; the others go on
     ├── QueueFullError             too many requests wait already; the same request may be served later
     ├── EngineUnavailableError     the engine is loading, shutting down or broken, and takes no requests
-    ├── DrafterError               a drafter broke its contract; names the drafter
     └── IntegrityError             a bug in Outrider: blocks or counters do not add up
 
 Messages are one line: what was given, what is allowed, what to do.
@@ -66,13 +65,10 @@ class EngineUnavailableError(OutriderError):
     """The engine takes no requests: it is loading, shutting down, closed, or broken."""
 
 
-class DrafterError(OutriderError):
-    """A drafter raised, or handed over a proposal that breaks the contract."""
-
-    def __init__(self, drafter: str, problem: str) -> None:
-        super().__init__(f"drafter {drafter!r}: {problem}")
-        self.drafter = drafter
-
-
 class IntegrityError(OutriderError):
     """Counters or blocks do not add up: a bug in Outrider, never a user's mistake."""
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 token``, ``2 tokens``: for messages."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,25 +1,27 @@
-"""The offline face of the engine: prompts in, texts out."""
+"""The offline face of the engine: prompts in, texts out, from any number of threads."""
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.engine.memory import MemoryPlan
 from outrider.engine.parallel_sampling import joined, one_each
 from outrider.engine.setup import ReadyEngine, build_engine
-from outrider.errors import InvalidRequestError, RequestFailedError
-from outrider.outputs import RequestOutput, StreamPiece
-from outrider.request import Request
-from outrider.sampling_params import SamplingParams
-
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
-Message = Mapping[str, Any]
-"""``{"role": …, "content": …}``"""
+from outrider.engine.shared_engine import Job, SharedEngine
+from outrider.errors import InvalidRequestError
+from outrider.outputs import RequestOutput, SpeculationStatus, StreamPiece
+from outrider.prompts import (
+    Message,
+    Params,
+    PlainPrompt,
+    Prompt,
+    Prompts,
+    plain_conversations,
+    plain_params,
+    plain_prompts,
+)
 
 
 class LLM:
@@ -28,6 +30,9 @@ class LLM:
     ``model`` is an alias such as ``smollm2-135m-instruct``, a ``.gguf`` file, a Hugging Face folder or a hub id.
     ``speculative_config`` is ``"auto"``, a method's name, a dict of ``SpeculativeConfig`` keys, or None for none;
     further settings are those of ``EngineConfig``. Raises ``UserError`` for anything that does not fit.
+
+    Any number of threads may use it at a time; their requests then share batches. Ctrl-C ends the call that it
+    interrupts, after the step at hand, and leaves the others.
     """
 
     def __init__(
@@ -41,8 +46,7 @@ class LLM:
         self._ready: ReadyEngine = build_engine(EngineConfig(model=str(model), speculative=speculative, **settings))
         self.engine = self._ready.engine
         self.tokenizer = self._ready.tokenizer
-        self._ids = itertools.count()
-        self._streams: dict[str, deque[StreamPiece]] = {}
+        self._shared = SharedEngine(self.engine)
 
     @property
     def memory(self) -> MemoryPlan:
@@ -50,122 +54,76 @@ class LLM:
         return self._ready.memory
 
     @property
-    def speculation(self) -> str:
+    def speculation(self) -> SpeculationStatus:
         """Which drafter is at work, or why none is."""
         return self.engine.speculation
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        self, prompts: Prompts, sampling_params: Params | Iterable[Params] | None = None
     ) -> list[RequestOutput]:
         """Generate for all prompts in one batch; outputs in the prompts' order.
 
-        With ``n`` above 1 an output holds that many answers, and the metrics of all of them together.
+        A prompt is text, token ids (a list, a generator, an array), or a dict with ``prompt`` or ``prompt_token_ids``;
+        ``prompts`` is one or any number of them. Parameters may be a dict, and may be given for each prompt. With ``n``
+        above 1 an output holds that many answers, and the metrics of all of them together.
 
         A request that fails while running has ``finish_reason="error"`` and ``error`` set; the others are not
         affected. Raises ``InvalidRequestError``, before anything runs, if a prompt does not fit.
         """
-        many = self._as_list(prompts)
-        params = self._params_for(many, sampling_params)
-        requests: list[Request] = []
-        try:
-            for prompt, each in zip(many, params, strict=True):
+        many = plain_prompts(prompts)
+        params = plain_params(sampling_params, len(many))
+        jobs: list[Job] = []
+        for index, (prompt, each) in enumerate(zip(many, params, strict=True)):
+            try:
                 token_ids = self._encode(prompt)
-                for single in one_each(each):
-                    requests.append(self._add(token_ids, single))
-            while not all(request.finished for request in requests):
-                self._step()
-        except BaseException:
-            for request in requests:
-                self._discard(request)
-            raise
-        answers = iter(requests)
+            except InvalidRequestError as error:
+                if len(many) == 1:
+                    raise
+                raise InvalidRequestError(f"prompts[{index}]: {error}", param=error.param) from None
+            jobs += [Job(token_ids, single, prompt.text) for single in one_each(each)]
+        answers = iter(self._shared.generate(jobs))
         outputs = []
-        for prompt, each in zip(many, params, strict=True):
-            text = prompt if isinstance(prompt, str) else None
-            taken = [self.engine.take_output(next(answers).request_id, text) for _ in range(each.n)]
+        for each in params:
+            taken = [next(answers) for _ in range(each.n)]
             outputs.append(taken[0] if each.n == 1 else joined(taken))
         return outputs
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Iterable[Message] | Iterable[Iterable[Message]],
+        sampling_params: Params | Iterable[Params] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several in one batch, through the model's own chat template."""
-        single = not messages or isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = [messages] if single else messages
-        return self.generate([self.chat_prompt(each) for each in conversations], sampling_params)
+        return self.generate([self.chat_prompt(each) for each in plain_conversations(messages)], sampling_params)
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation up to where the model's answer begins."""
         return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamPiece]:
-        """Yield what each step adds to one prompt's answer; several streams may be read in turn.
+    def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> Generator[StreamPiece, None, None]:
+        """Yield what each step adds to one prompt's answer; the last piece has the whole ``output``.
 
-        A prompt that does not fit is refused here, before the first piece is asked for. Closing the iterator ends
-        the request. Raises ``RequestFailedError`` if the request fails on the way.
+        Several streams may be read in turn, and in several threads. A prompt that does not fit is refused here, before
+        the first piece is asked for. Closing the iterator ends the request. Raises ``RequestFailedError`` if the
+        request fails on the way.
         """
-        token_ids, params = self._encode(prompt), sampling_params or SamplingParams()
+        many = plain_prompts(prompt)
+        if len(many) != 1:
+            raise InvalidRequestError(
+                f"a stream has one prompt, but {len(many)} were given; open one stream for each, or use generate",
+                param="prompt",
+            )
+        (params,) = plain_params(sampling_params, 1)
         if params.n != 1:
             raise InvalidRequestError(
                 f"n={params.n}, but a stream has one answer; open one stream for each, or use generate", param="n"
             )
+        return self._shared.stream(Job(self._encode(many[0]), params, many[0].text))
+
+    def _encode(self, prompt: PlainPrompt) -> Sequence[int]:
+        """Token ids of a prompt. Raises ``InvalidRequestError`` if the engine can not serve them."""
+        token_ids = prompt.token_ids
+        if token_ids is None:
+            token_ids = self.tokenizer.encode(prompt.text or "")
         self.engine.check_prompt(token_ids)
-        return self._pieces(token_ids, params)
-
-    def _pieces(self, token_ids: Sequence[int], params: SamplingParams) -> Iterator[StreamPiece]:
-        request = self._add(token_ids, params)
-        pending = self._streams[request.request_id] = deque[StreamPiece]()
-        try:
-            while pending or not request.finished:
-                if pending:
-                    yield pending.popleft()
-                    continue
-                self._step()
-        finally:
-            del self._streams[request.request_id]
-            self._discard(request)
-        if request.error is not None:
-            raise RequestFailedError(request.error)
-
-    def _step(self) -> None:
-        """One step of the engine; what it adds to open streams waits there to be read."""
-        for request, piece in self.engine.step():
-            if request.request_id in self._streams:
-                self._streams[request.request_id].append(piece)
-
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-
-    def _add(self, token_ids: Sequence[int], params: SamplingParams) -> Request:
-        return self.engine.add_request(f"request-{next(self._ids)}", token_ids, params)
-
-    def _discard(self, request: Request) -> None:
-        self.engine.abort(request.request_id)
-        self.engine.take_output(request.request_id)
-
-    @staticmethod
-    def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        if isinstance(prompts, str):
-            return [prompts]
-        token_ids = [item for item in prompts if isinstance(item, int)]
-        many = [item for item in prompts if not isinstance(item, int)]
-        if token_ids and many:
-            raise InvalidRequestError("prompts mix token ids with texts or lists; give one prompt or a list of them")
-        return [token_ids] if token_ids else many
-
-    @staticmethod
-    def _params_for(
-        prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> Sequence[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
-            raise InvalidRequestError(
-                f"{len(params)} sampling parameters for {len(prompts)} prompts; give one for all or one for each",
-                param="sampling_params",
-            )
-        return params
+        return token_ids

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, Literal, Protocol
+
+from outrider.errors import counted
 
 TokenSource = Literal["target", "accepted", "recovered", "bonus"]
 """How a token was made: by a pass without drafts (``target``), drafted and accepted (``accepted``), drawn in
@@ -173,6 +175,46 @@ class SpecDecodeStats:
         return summary
 
 
+@dataclass(frozen=True)
+class SpeculationStatus:
+    """Which drafter is at work, or why none is.
+
+    ``method`` is the drafter's name, None if none was loaded. ``num_speculative_tokens`` is the most tokens drafted per
+    step, None if no setting limits it. ``inactive_reason`` says why nothing is drafted, None while drafts are made.
+    """
+
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+    inactive_reason: str | None = None
+
+    @property
+    def active(self) -> bool:
+        """True while drafts are made."""
+        return self.inactive_reason is None
+
+    def in_request(self, method: str | None, num_speculative_tokens: int | None) -> SpeculationStatus:
+        """The status in a request with this ``speculative_method`` and ``num_speculative_tokens``."""
+        if not self.active:
+            return self
+        if method == "off" or num_speculative_tokens == 0:
+            return replace(self, inactive_reason="turned off in this request")
+        limits = [limit for limit in (self.num_speculative_tokens, num_speculative_tokens) if limit is not None]
+        return replace(self, method=method or self.method, num_speculative_tokens=min(limits, default=None))
+
+    def describe(self) -> str:
+        """One line for people, such as ``suffix, up to 15 tokens per step``."""
+        if not self.active:
+            return f"inactive: {self.inactive_reason}"
+        most = self.num_speculative_tokens
+        return str(self.method) if most is None else f"{self.method}, up to {counted(most, 'token')} per step"
+
+    __str__ = describe
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"active": self.active, "description": self.describe(), **asdict(self)}
+
+
 @dataclass
 class RequestMetrics:
     """Times in seconds on the monotonic clock, and the speculation counts, of one request."""
@@ -181,8 +223,7 @@ class RequestMetrics:
     first_token_time: float | None = None
     finish_time: float | None = None
     speculative_decoding: SpecDecodeStats = field(default_factory=SpecDecodeStats)
-    speculation: str = ""
-    """The drafter in use, or ``inactive: `` and the reason."""
+    speculation: SpeculationStatus = SpeculationStatus(inactive_reason="no drafter")
     num_cached_tokens: int = 0
     """Prompt tokens whose K/V were there already, from earlier requests."""
     num_preemptions: int = 0
@@ -251,7 +292,8 @@ class StreamPiece:
 
     ``token_texts[i]`` is the text that became certain with ``token_ids[i]`` (empty while a character is
     incomplete or could still become a stop string); ``text`` is all of it joined. ``sources`` runs beside,
-    and so do ``logprobs`` and ``details`` if they were asked for.
+    and so do ``logprobs`` and ``details`` if they were asked for. The last piece of a stream has a
+    ``finish_reason``, and as ``output`` the whole answer with its metrics; both are None in the pieces before.
     """
 
     text: str
@@ -261,6 +303,7 @@ class StreamPiece:
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     details: tuple[TokenDetail, ...] | None = None
+    output: RequestOutput | None = None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One request as the engine sees it: tokens, progress, status. Knows nothing about tensors or text."""
+"""The state of one request: tokens, progress, status. Knows nothing about tensors or text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.sampling_params import SamplingParams
 
 
 class Status(Enum):
-    """Where a request is. A preempted request waits again, with its tokens kept and its blocks gone."""
+    """The phase of a request. A preempted request is WAITING again: it keeps its tokens and has no blocks."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -20,13 +20,17 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class Request:
-    """Tokens and progress of one request.
+    """The tokens and progress of one request.
 
-    ``prediction_token_ids`` is what the caller expects as the output. ``token_ids`` is prompt and output together;
-    ``num_computed_tokens`` of them have K/V in the target's cache; between steps a decoding request has
-    ``num_computed_tokens == num_tokens - 1``, because the last token is fed together with the next drafts.
-    ``noise_seed`` keys all randomness of this request. ``drafting_stopped`` is set when its drafter failed. Lower
-    ``priority`` goes first; ``urgency`` is what the scheduler makes of priority and arrival.
+    prediction_token_ids  the output that the caller expects; drafts can be taken from it
+    max_total_tokens      limit of prompt and output tokens together
+    noise_seed            seed of all randomness of this request
+    token_ids             prompt and output tokens
+    num_computed_tokens   how many of ``token_ids`` have K/V in the target's cache. Between steps a decoding request has
+                          ``num_computed_tokens == num_tokens - 1``, because the last token is computed with the next
+                          drafts
+    drafting_stopped      True after its drafter failed
+    priority, arrival     a lower number is scheduled first; ``urgency`` is the scheduler's sort key made of both
     """
 
     request_id: str
@@ -73,31 +77,37 @@ class Request:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Output tokens that may still be committed."""
+        """Number of output tokens that can still be committed."""
         return self.max_total_tokens - len(self.token_ids)
 
     @property
     def num_preemptions(self) -> int:
-        """How often it lost its blocks to another request."""
+        """Number of times that the scheduler preempted this request."""
         return self.metrics.num_preemptions
 
     @property
     def finished(self) -> bool:
-        """True once it has a ``finish_reason``."""
+        """True after ``finish``; then ``finish_reason`` is set."""
         return self.status is Status.FINISHED
 
     def is_end_token(self, token_id: int) -> bool:
-        """True if committing ``token_id`` ends the request; such a token is not part of the text."""
+        """True if committing ``token_id`` ends the request. Such a token is not part of the text."""
         if token_id in self.params.stop_token_ids:
             return True
         return token_id in self.end_token_ids and not self.params.ignore_eos
 
     def add_text(self, token_id: int) -> str | None:
-        """Add a token to the text, where the request has one; return the stop string that it completes, if any."""
+        """Add a token to the text and return the stop string that it completes; None if there is none.
+
+        This class has no text. The engine's subclass overrides the method.
+        """
         return None
 
     def append(self, token_id: int, source: TokenSource) -> None:
-        """Commit one token. May finish the request."""
+        """Commit one token, and finish the request if the token ends it.
+
+        Raises ``IntegrityError`` if the request is finished already.
+        """
         if self.finished:
             raise IntegrityError(f"token committed to finished request {self.request_id!r}")
         stop_string = self.add_text(token_id)
@@ -111,7 +121,7 @@ class Request:
             self.finish("length")
 
     def finish(self, reason: FinishReason, *, stop_reason: str | int | None = None, error: str | None = None) -> None:
-        """End the request; the first reason given stays."""
+        """End the request. No effect if it is finished already: the first reason stays."""
         if self.finished:
             return
         self.status = Status.FINISHED

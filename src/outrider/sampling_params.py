@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen and where it wants them to end."""
+"""The sampling parameters of one request: how tokens are chosen and where the output ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.errors import InvalidRequestError, UserError
 DEFAULT_MAX_TOKENS = 256
 
 DISTRIBUTION_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-"""Parameters that turn a row of logits into a distribution, in the order in which they are applied."""
+"""The parameters of ``probabilities``, in the order in which they are applied to a row of logits."""
 
 REQUEST_FIELDS: dict[str, Any] = {
     "max_tokens": int,
@@ -38,17 +38,18 @@ REQUEST_FIELDS: dict[str, Any] = {
     "repetition_penalty": float,
     "token_details": bool,
 }
-"""Parameters that a server's requests give under the same name, and their JSON types."""
+"""Parameters that the server's requests have under the same name, and their JSON types."""
 
 LogprobsMode = Literal["raw", "processed"]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 LogitsProcessor = Callable[[tuple[int, ...], Any], Any]
-"""From all tokens so far, prompt first, and a row of logits [vocab] in float64, which it may change, to a new row."""
+"""A function of (all token ids so far, prompt first; a row of logits [vocab] in float64) that returns the new row. It
+is allowed to change the row in place."""
 
 
 class StructuredOutputs(Strict):
-    """What the output must be; exactly one of
+    """The format of the output. Give exactly one of these keys:
 
     json         an instance of this JSON schema: a dict, JSON text, or a pydantic model class
     json_object  any JSON object
@@ -56,8 +57,8 @@ class StructuredOutputs(Strict):
     grammar      a text of this grammar in Lark's notation, as llguidance reads it
     choice       one of these strings
 
-    ``after``: only what follows this text must be so, such as ``</think>``; before it everything may come. The grammar
-    begins with the token after the one that completes the text.
+    ``after`` is a text such as ``</think>``. The format applies to the output after it; before it, all tokens are
+    allowed. The grammar starts with the token after the one that completes this text.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -85,7 +86,7 @@ class StructuredOutputs(Strict):
             except json.JSONDecodeError as error:
                 raise ValueError(f"is not JSON ({error})") from None
         if not isinstance(value, dict | bool):
-            raise ValueError("must be a schema: a dict, JSON text of an object, or a pydantic model class")
+            raise ValueError("must be a schema: a dict, the JSON text of an object, or a pydantic model class")
         return value
 
     @model_validator(mode="after")
@@ -100,7 +101,7 @@ class StructuredOutputs(Strict):
 
     @property
     def kind(self) -> str:
-        """Which of them is given."""
+        """The name of the given key: json, json_object, regex, grammar or choice."""
         return next(name for kind, name in _KINDS.items() if getattr(self, kind) is not None)
 
 
@@ -114,48 +115,49 @@ _KINDS = {
 
 
 class SamplingParams(Strict):
-    """Sampling parameters of one request. Raises ``InvalidRequestError`` naming the field.
+    """Sampling parameters of one request. Raises ``InvalidRequestError`` that names the parameter.
 
-    What edits a row of logits, in the order in which it is applied:
+    Edits of a row of logits, in the order in which they are applied:
 
-    structured_outputs  only what keeps the output in a JSON schema, regular expression, grammar or choice may come, and
-                        an end token once it is complete: ``StructuredOutputs``, or a dict of its keys
-    allowed_token_ids   only these tokens may come
-    bad_token_ids       tokens, or sequences of tokens, that may not come
-    bad_words           the same as texts; each is ruled out as it is tokenised alone and after a space
-    logit_bias          {token id: what is added to its logit}, -100 to 100
-    repetition_penalty  logits of tokens in prompt or output are divided by it if positive, else multiplied
-    frequency_penalty   subtracted from a token's logit for each time that the output holds it, -2 to 2
-    presence_penalty    subtracted once from the logit of each token that the output holds, -2 to 2
-    min_tokens          end tokens do not come before so many others, nor is a stop string looked for
-    logits_processors   functions of (all token ids, row [vocab]) that give a row; applied to drafted places too, so
-                        they must depend on nothing else
+    structured_outputs  allow only tokens that keep the output in a JSON schema, regular expression, grammar or choice,
+                        and an end token when it is complete: ``StructuredOutputs``, or a dict of its keys
+    allowed_token_ids   allow only these tokens
+    bad_token_ids       forbid these tokens or sequences of tokens
+    bad_words           forbid these texts, each as tokenized alone and after a space
+    logit_bias          {token id: number that is added to its logit}, -100 to 100
+    repetition_penalty  divide the logits of tokens in prompt or output by it if they are positive, else multiply;
+                        above 0, at most 100
+    frequency_penalty   subtract it from a token's logit once per occurrence in the output, -2 to 2
+    presence_penalty    subtract it once from the logit of each token in the output, -2 to 2
+    min_tokens          forbid end tokens, and ignore stop strings, before this number of output tokens
+    logits_processors   functions of (all token ids, row [vocab]) that return a row. They are also called for drafted
+                        positions, so the result must depend on these two arguments only
 
-    What makes the row a distribution, in order:
+    From logits to a distribution, in this order:
 
     temperature   0 is greedy; otherwise logits are divided by it
     top_k         keep the k most probable tokens; 0 or -1 keeps all
     top_p         keep the smallest set of most probable tokens whose mass reaches top_p, 0 < top_p <= 1
-    min_p         keep tokens at least min_p times as probable as the most probable one
+    min_p         keep tokens that are at least min_p times as probable as the most probable one
     typical_p     keep the smallest set of tokens of most typical surprisal whose mass reaches typical_p
 
-    The rest:
+    Other parameters:
 
-    seed          fixes the answer: the same tokens alone, in a batch, with or without speculation
-    n             so many answers; with a seed, answer 0 is that of n = 1
-    max_tokens    at most this many new tokens
-    stop          strings that end the text; they are not part of it
-    stop_token_ids  ids that end the output, as the model's own end tokens do
+    seed          makes the output reproducible: the same tokens alone, in a batch, with or without speculation
+    n             number of answers; with a seed, answer 0 is the answer of n = 1
+    max_tokens    largest number of output tokens; the end of the context ends a request too (finish_reason ``length``)
+    stop          strings that end the output; they are not part of the text
+    stop_token_ids  token ids that end the output, as the model's end tokens do
     skip_special_tokens  leave control tokens out of the text
-    ignore_eos    go on after the model's end tokens (``stop_token_ids`` still end)
-    logprobs      give each token's log-probability, and those of the so many most probable tokens
-    prompt_logprobs  the same for the prompt, always of the model's own distribution
+    ignore_eos    continue after the model's end tokens (``stop_token_ids`` still end the output)
+    logprobs      return the log-probability of each token, and of this number of most probable tokens
+    prompt_logprobs  the same for prompt tokens, always of the model's own distribution
     logprobs_mode ``raw``: of the model's own distribution; ``processed``: of the distribution that the token was drawn
                   from (greedy requests: of the edited logits at temperature 1)
-    token_details tell of each token how it was made: step, probabilities of target and draft, what it replaced
-    num_speculative_tokens  a cap on the drafted tokens per step of this request; 0 turns speculation off
-    speculative_method      only this one of the engine's drafters, by its name; ``off`` turns speculation off
-    prediction    what the answer will probably be, text or token ids: drafted from, never a part of the distribution
+    token_details return how each token was made: step, probabilities of target and draft, rejected draft
+    num_speculative_tokens  limit of drafted tokens per step for this request; 0 turns speculation off
+    speculative_method      use only the engine's drafter of this name; ``off`` turns speculation off
+    prediction    the expected output, text or token ids. Drafts are taken from it; it never changes the distribution
     """
 
     what: ClassVar[str] = "sampling parameter"
@@ -210,7 +212,7 @@ class SamplingParams(Strict):
     @classmethod
     def _not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not text for text in value):
-            raise ValueError("a string in it must not be empty; leave it out instead")
+            raise ValueError("must not contain an empty string; leave it out instead")
         return value
 
     @field_validator("bad_token_ids", mode="before")
@@ -225,7 +227,7 @@ class SamplingParams(Strict):
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         if self.structured_outputs is not None and self.ignore_eos:
-            raise ValueError("structured_outputs end with an end token, so ignore_eos must not be set")
+            raise ValueError("structured_outputs need an end token, so ignore_eos must not be set")
         return self
 
     @property
@@ -234,10 +236,10 @@ class SamplingParams(Strict):
         return self.num_speculative_tokens != 0 and self.speculative_method != "off"
 
     def ending_token_ids(self, end_token_ids: frozenset[int]) -> frozenset[int]:
-        """Every token that ends a request of a model with these ``end_token_ids``."""
+        """All token ids that end this request, for a model with these ``end_token_ids``."""
         return (frozenset() if self.ignore_eos else end_token_ids) | frozenset(self.stop_token_ids)
 
     @property
     def greedy(self) -> bool:
-        """True when every token is the most probable one."""
+        """True if every token is the most probable one: temperature 0 or top_k 1."""
         return self.temperature == 0.0 or self.top_k == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,8 @@ def outrider(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     return run
 
 
-def tiny_model(folder: Path, *, words: int = 20, seed: int = 0) -> Path:
-    """A random two-layer Llama with a word tokenizer, as a Hugging Face folder."""
+def tiny_model(folder: Path, *, words: int = 20, seed: int = 0, word: str = "w") -> Path:
+    """A random two-layer Llama with a tokenizer of ``word`` and a number, as a Hugging Face folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -49,7 +51,7 @@ def tiny_model(folder: Path, *, words: int = 20, seed: int = 0) -> Path:
         bos_token_id=0,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
+    tokenizer = Tokenizer(models.WordLevel({f"{word}{i}": i for i in range(words)}, unk_token=f"{word}0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
@@ -246,3 +248,42 @@ def test_usage_errors_exit_with_two(outrider: Any) -> None:
     assert outrider("generate")[0] == 2
     assert outrider("no-such-command")[0] == 2
     assert outrider("generate", "x", "--no-such-option")[0] == 2
+
+
+def process(*words: str, stdout: Any = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "outrider", *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["generate", "{model}", "--prompt", "w3", "--ignore-eos"]]
+)
+def test_a_full_disk_is_told_on_one_line(model: str, words: list[str], unbuffered: str) -> None:
+    words = [word.replace("{model}", model) for word in words]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = process(*words, stdout=full, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 1
+    assert one_line(done.stderr) == "outrider: error: the output can not be written: No space left on device"
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_stdout_that_lacks_a_character_is_told_on_one_line_and_json_is_escaped(tmp_path: Path) -> None:
+    words = ["generate", str(tiny_model(tmp_path, word="é")), "--prompt", "é3 é4", "--max-tokens", "4", "--ignore-eos"]
+    done = process(*words, PYTHONIOENCODING="ascii")
+    assert done.returncode == 2
+    line = one_line(done.stderr)
+    assert "can not be written as ascii, which lacks 'é'; set PYTHONIOENCODING=utf-8" in line
+    told = process(*words, "--json", "-", PYTHONIOENCODING="ascii")
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["text"].startswith("é")
+    assert process(*words, PYTHONIOENCODING="utf-8").returncode == 0

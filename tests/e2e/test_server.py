@@ -126,6 +126,27 @@ def test_a_client_that_leaves_before_the_whole_answer_gives_the_blocks_back(serv
     server.wait_until_idle()
 
 
+def test_the_status_of_speculation_is_told_in_fields(server: RunningServer) -> None:
+    active = {
+        "active": True,
+        "description": "ngram, up to 4 tokens per step",
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "inactive_reason": None,
+    }
+    told = server.client.get("/v1/models").json()["data"][0]["speculation"]
+    assert told == {**active, "methods": ["auto", "off", "ngram", "prediction"]}
+    done = server.complete("1 2 3 4", temperature=0, max_tokens=2).json()
+    assert done["metrics"]["speculation"] == active
+    done = server.complete("1 2 3 4", temperature=0, max_tokens=2, speculative_config="off").json()
+    assert done["metrics"]["speculation"] == {
+        **active,
+        "active": False,
+        "description": "inactive: turned off in this request",
+        "inactive_reason": "turned off in this request",
+    }
+
+
 def test_a_scraper_finds_what_speculation_did(server: RunningServer) -> None:
     def scrape() -> dict[tuple[str, str | None], float]:
         text = server.client.get("/metrics").text

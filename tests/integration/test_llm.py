@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from outrider import LLM, SamplingParams
-from outrider.errors import ConfigError, InvalidRequestError
+from outrider import LLM, ConfigError, InvalidRequestError, SamplingParams
 
 pytestmark = pytest.mark.model
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -17,7 +18,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> LLM:
-    return LLM(str(smollm2_path), kv_cache_memory=64 << 20, max_model_len=256)
+    return LLM(str(smollm2_path), kv_cache_memory="64MiB", max_model_len=256)
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +56,18 @@ def test_stream_equals_generate(llm: LLM) -> None:
     assert any(len(piece.token_ids) > 1 for piece in pieces), "drafts must have been accepted here"
     assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1].finish_reason == "length"
+    assert [piece.output for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    last = pieces[-1].output
+    assert last is not None
+    assert (last.prompt, last.prompt_token_ids, last.outputs) == (prompt, output.prompt_token_ids, output.outputs)
+    assert last.metrics.time_to_first_token is not None
+    assert last.metrics.speculative_decoding.num_accepted_draft_tokens > 0
 
 
 def test_a_stream_that_is_closed_frees_its_request(llm: LLM) -> None:
     stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=100))
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
 
 
 def test_a_stream_that_is_never_read_costs_nothing(llm: LLM) -> None:
@@ -81,6 +88,72 @@ def test_two_streams_read_in_turn_and_a_call_between_lose_nothing(llm: LLM) -> N
 def test_a_prompt_that_does_not_fit_is_refused_before_the_stream_is_read(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="empty"):
         llm.stream("", GREEDY)
+    with pytest.raises(InvalidRequestError, match="a stream has one prompt, but 2 were given"):
+        llm.stream(["one", "two"], GREEDY)  # type: ignore[list-item]
+    with pytest.raises(InvalidRequestError, match="decode it first"):
+        llm.stream(b"bytes", GREEDY)
+
+
+def test_six_threads_get_what_each_would_get_alone(llm: LLM) -> None:
+    prompts = [
+        "The capital of France is",
+        "1, 2, 3, 1, 2, 3,",
+        "Once upon a time",
+        "def f(x):",
+        "Dear Sir,",
+        "A B A B A",
+    ]
+    params = [GREEDY, SamplingParams(temperature=0.9, seed=4, max_tokens=12)] * 3
+    alone = [llm.generate(prompt, each)[0].outputs[0].token_ids for prompt, each in zip(prompts, params, strict=True)]
+    got: dict[int, list[Any]] = {}
+
+    def work(place: int) -> None:
+        prompt, each = prompts[place], params[place]
+        streamed = tuple(token for piece in llm.stream(prompt, each) for token in piece.token_ids)
+        got[place] = [llm.generate(prompt, each)[0].outputs[0].token_ids, streamed]
+
+    threads = [threading.Thread(target=work, args=[place], daemon=True) for place in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120.0)
+    assert got == {place: [tokens, tokens] for place, tokens in enumerate(alone)}
+
+
+def test_arrays_generators_dicts_and_parameters_as_dicts(llm: LLM) -> None:
+    text = "The capital of France is"
+    ids = llm.tokenizer.encode(text)
+    greedy = {"temperature": 0, "max_tokens": 12}
+    expected = llm.generate(text, GREEDY)[0].outputs[0].token_ids
+    forms: list[Any] = [
+        np.array(ids),
+        np.array([ids, ids]),
+        (text for _ in range(2)),
+        iter(ids),
+        [(token for token in ids), {"prompt": text}, {"prompt_token_ids": np.array(ids)}],
+        {"prompt": "another name for it", "prompt_token_ids": ids},
+    ]
+    outputs = [output for form in forms for output in llm.generate(form, greedy)]
+    assert [output.outputs[0].token_ids for output in outputs] == [expected] * 10
+    assert {output.prompt_token_ids for output in outputs} == {tuple(ids)}
+    assert outputs[-1].prompt == "another name for it"
+    assert list(llm.stream({"prompt": text}, greedy))[-1].output.outputs[0].token_ids == expected  # type: ignore[union-attr]
+    assert llm.generate(iter([])) == []
+
+
+def test_a_bad_prompt_among_several_is_named(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^prompts\[1\]: the prompt is empty"):
+        llm.generate(["fine", ""], GREEDY)
+    with pytest.raises(InvalidRequestError, match=r"^prompts\[1\]: prompt token 0 is 999999, but ids go from 0 to"):
+        llm.generate([[1], [999999]], GREEDY)
+    with pytest.raises(InvalidRequestError, match="^messages is a dict; give a list of messages"):
+        llm.chat({"role": "user", "content": "Hello!"})  # type: ignore[arg-type]
+
+
+def test_more_tokens_than_the_context_holds_end_with_the_context(llm: LLM) -> None:
+    (output,) = llm.generate([[1] * 200], {"temperature": 0, "max_tokens": 999_999, "ignore_eos": True})
+    assert output.outputs[0].finish_reason == "length"
+    assert len(output.outputs[0].token_ids) == 256 - 200
 
 
 def test_chat_one_and_many(llm: LLM) -> None:
@@ -93,7 +166,7 @@ def test_chat_one_and_many(llm: LLM) -> None:
 def test_parameters_for_each_prompt(llm: LLM) -> None:
     outputs = llm.generate(["A", "B"], [GREEDY, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)])
     assert len(outputs[1].outputs[0].token_ids) == 3
-    with pytest.raises(InvalidRequestError, match="1 sampling parameters for 2 prompts"):
+    with pytest.raises(InvalidRequestError, match="1 SamplingParams for 2 prompts"):
         llm.generate(["A", "B"], [GREEDY])
 
 

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from outrider.outputs import SpeculationStatus
 from outrider.server.web import mount_playground
 
 MODEL = "canned-1b"
@@ -76,7 +77,7 @@ def told_of(steps: list[list[dict[str, Any]]], *, speculation: bool) -> dict[str
 class FakeServer:
     """``requests`` are the bodies it got; the other fields say how it answers, and may be changed at any time."""
 
-    speculation: str = "ngram, K = 4"
+    speculation: SpeculationStatus = field(default_factory=lambda: SpeculationStatus("ngram", 4))
     chat: bool = True
     loading: bool = False
     key: str | None = None
@@ -104,11 +105,7 @@ class FakeServer:
         return JSONResponse({"error": {"message": "a valid API key is required"}}, 401)
 
     async def _models(self, request: Request) -> Response:
-        told = {
-            "description": self.speculation,
-            "methods": ["auto", "off", "ngram"],
-            "num_speculative_tokens": 4,
-        }
+        told = {**self.speculation.to_dict(), "methods": ["auto", "off", "ngram"]}
         entry = {"id": MODEL, "object": "model", "chat": self.chat, "speculation": told}
         if self.loading:
             return JSONResponse({"error": {"message": "the server is loading the model"}}, 503)
@@ -128,7 +125,7 @@ class FakeServer:
         steps = canned_tokens(speculation=speculation, count=min(48, body.get("max_tokens") or 48))
         if self.thinks:
             steps = thinking_tokens() + steps
-        told = self.speculation if speculation else "inactive: num_speculative_tokens=0 in this request"
+        told = self.speculation.in_request(None if speculation else "off", None)
         self.open_streams += 1
         try:
             for number, details in enumerate(steps):
@@ -150,7 +147,7 @@ class FakeServer:
                 last: dict[str, Any] = {}
                 if number == len(steps) - 1:
                     stats = told_of(steps, speculation=speculation) if body.get("detailed_metrics") else {}
-                    last = {"metrics": {"speculation": told, "speculative_decoding": stats}}
+                    last = {"metrics": {"speculation": told.to_dict(), "speculative_decoding": stats}}
                 yield f"data: {json.dumps({'choices': [choice]} | last)}\n\n: ping\n\n"
                 await asyncio.sleep(self.pause)
             yield "data: [DONE]\n\n"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outrider.outputs import SpeculationStatus
 from tests.web.fake_server import MODEL, PATTERN, WORDS, FakeServer, canned_tokens
 from tests.web.helpers import ask, holds, opened, race, settled
 
@@ -25,15 +26,15 @@ def width_of(page: Page) -> int:
 def test_the_page_tells_the_model_and_that_speculation_is_active(page: Page, fake: FakeServer) -> None:
     opened(page, fake)
     assert page.inner_text(".model") == MODEL
-    assert page.inner_text(".banner") == "Speculation active: ngram, K = 4"
+    assert page.inner_text(".banner") == "Speculation active: ngram, up to 4 tokens per step"
     assert page.locator(".legend .token").all_inner_texts() == ["target", "accepted", "recovered", "bonus"]
 
 
 def test_the_banner_gives_the_reason_where_speculation_is_not_active(page: Page, fake: FakeServer) -> None:
-    fake.speculation = "inactive: the draft model has another vocabulary"
+    fake.speculation = SpeculationStatus(inactive_reason="the draft model has another vocabulary")
     opened(page, fake)
     assert page.inner_text(".banner") == "Speculation inactive because the draft model has another vocabulary"
-    fake.speculation = "ngram"
+    fake.speculation = SpeculationStatus("ngram", 4)
     page.reload()
     page.select_option("select[name=method]", "off")
     assert "turned off in the settings" in page.inner_text(".banner")
@@ -178,7 +179,7 @@ def test_each_step_tells_its_drafter_or_why_it_did_not_draft(page: Page, fake: F
     page.select_option("select[name=method]", "off")
     ask(page, "And without?")
     page.locator(".tokens").last.locator(".token").nth(5).hover()
-    assert page.inner_text(".tip-pass") == "K = 0: num_speculative_tokens=0 in this request"
+    assert page.inner_text(".tip-pass") == "K = 0: turned off in this request"
 
 
 def test_a_stopped_or_older_answer_tells_no_more_than_it_can(page: Page, fake: FakeServer) -> None:
@@ -224,7 +225,7 @@ def test_figures_are_those_of_the_run(page: Page, fake: FakeServer) -> None:
 def test_a_race_ends_with_an_identical_badge_and_can_be_replayed(page: Page, fake: FakeServer) -> None:
     race(opened(page, fake))
     assert page.inner_text(".verdict") == "✓ Identical: all 48 tokens"
-    assert "inactive because num_speculative_tokens=0" in page.locator(".lane").last.inner_text()
+    assert "inactive because turned off in this request" in page.locator(".lane").last.inner_text()
     first, second = fake.requests
     assert second["speculative_config"] == "off"
     assert (first["seed"], first["messages"]) == (second["seed"], second["messages"])
@@ -240,7 +241,7 @@ def test_a_race_ends_with_an_identical_badge_and_can_be_replayed(page: Page, fak
 def test_a_race_warns_where_the_drafter_remembers_earlier_answers(page: Page, fake: FakeServer) -> None:
     race(opened(page, fake))
     assert page.locator("text=remembers the answers").count() == 0
-    fake.speculation = "suffix, up to 15 tokens per step"
+    fake.speculation = SpeculationStatus("suffix", 15)
     page.reload()
     race(opened(page, fake))
     assert page.locator("text=remembers the answers").count() == 1

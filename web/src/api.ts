@@ -1,12 +1,12 @@
 // Requests to the server that gave this page: what it is, and streams of tokens. Knows nothing about the page.
 
-import type { Problem, Prompt, Settings, Step, TokenDetail } from "./model";
+import type { Problem, Prompt, Settings, Speculation, Step, TokenDetail } from "./model";
 
 export interface Server {
   model: string;
   /** Whether the model has a chat template. */
   chat: boolean;
-  speculation: string;
+  speculation: Speculation | null;
   /** The drafters that a request may choose from; empty if it may not. */
   methods: string[];
   k: number | null;
@@ -26,13 +26,13 @@ export async function describeServer(key: string): Promise<Server> {
   if (!model?.id) {
     throw new RequestError({ title: "The server offers no model", detail: "/v1/models has an empty list." });
   }
-  const speculation = model.speculation ?? {};
+  const { speculation } = model;
   return {
     model: model.id,
     chat: model.chat !== false,
-    speculation: speculation.description ?? "",
-    methods: (speculation.methods ?? []).filter((method: string) => method !== "auto" && method !== "off"),
-    k: speculation.num_speculative_tokens ?? null,
+    speculation: speculation ?? null,
+    methods: (speculation?.methods ?? []).filter((method: string) => method !== "auto" && method !== "off"),
+    k: speculation?.num_speculative_tokens ?? null,
   };
 }
 
@@ -89,7 +89,7 @@ async function refusal(response: Response): Promise<Problem> {
 export interface Chunk {
   details: TokenDetail[];
   finish: string | null;
-  speculation: string | null;
+  speculation: Speculation | null;
   /** Comes with the last chunk. */
   steps: Step[] | null;
   reasoned: boolean;

@@ -131,7 +131,7 @@ export function App() {
       const prompt = promptOf(said, [], found.chat ? "chat" : "completion");
       const pending = (name: string): Run => ({
         name, model: found.model, prompt, settings: shared, tokens: [], steps: [], reasoned: false, status: "running",
-        finish: null, problem: null, speculation: "", started: new Date().toISOString(), elapsed: 0,
+        finish: null, problem: null, speculation: null, started: new Date().toISOString(), elapsed: 0,
       });
       const first = start("Speculation on", found.model, prompt, on, apiKey, changed);
       setRace({ on: first.run, off: pending("Speculation off") });
@@ -261,7 +261,7 @@ export function App() {
       </header>
       <Banner
         server={server}
-        speculation={focus?.speculation || server?.speculation || ""}
+        speculation={focus?.speculation ?? server?.speculation ?? null}
         off={off && view !== "race"}
         trouble={trouble}
         onRetry={() => void connect()}

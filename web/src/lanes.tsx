@@ -5,7 +5,7 @@ import { useMemo, useState } from "preact/hooks";
 import { Answer } from "./answer";
 import { AcceptanceChart, RateChart } from "./charts";
 import { SameBadge, Scrubber, speedup } from "./inspect";
-import { acceptanceByPosition, compare, decimal, rateOverTime, speculationNote, summarise, type Run } from "./model";
+import { acceptanceByPosition, compare, decimal, rateOverTime, speculationText, summarise, type Run } from "./model";
 
 export function Lanes({ on, off, marks = true, children }: {
   on: Run;
@@ -49,7 +49,7 @@ export function Lanes({ on, off, marks = true, children }: {
         <Lane title="Speculation on" run={on} tokens={shown(on)} differs={differs} live={now === null} marks={marks} />
         <Lane title="Speculation off" run={off} tokens={shown(off)} differs={differs} live={now === null} marks={marks} />
       </div>
-      {/suffix|composite/.test(on.speculation) && (
+      {["suffix", "composite"].includes(on.speculation?.method ?? "") && (
         <p class="muted">
           This drafter remembers the answers of this server: a prompt that was answered before runs faster than a new one.
         </p>
@@ -87,7 +87,7 @@ function Lane({ title, run, tokens, differs, live, marks }: {
 }) {
   const figures = summarise(tokens);
   const waiting = run.status === "running" && !tokens.length;
-  const note = run.speculation ? speculationNote(run.speculation) : null;
+  const { speculation } = run;
   return (
     <section class="card lane" aria-label={title}>
       <header class="card-head">
@@ -98,7 +98,7 @@ function Lane({ title, run, tokens, differs, live, marks }: {
       </header>
       <p class="muted">
         {figures.tokens} tokens in {figures.steps} passes
-        {note && (note.active ? ` · ${note.text}` : ` · inactive because ${note.text}`)}
+        {speculation && ` · ${speculation.active ? "" : "inactive because "}${speculationText(speculation)}`}
       </p>
       {waiting && <p class="muted">Waiting for its turn …</p>}
       <Answer

@@ -66,6 +66,16 @@ export interface Problem {
   status?: number;
 }
 
+/** Which drafter is at work, or why none is, as the server says it. */
+export interface Speculation {
+  active: boolean;
+  /** One line for people. */
+  description: string;
+  /** The drafter's name. */
+  method: string | null;
+  inactive_reason: string | null;
+}
+
 export type Status = "running" | "done" | "stopped" | "failed";
 
 export interface Run {
@@ -81,7 +91,8 @@ export interface Run {
   status: Status;
   finish: string | null;
   problem: Problem | null;
-  speculation: string;
+  /** Null until the server has told. */
+  speculation: Speculation | null;
   started: string;
   elapsed: number;
 }
@@ -196,20 +207,16 @@ export function compare(one: Run, other: Run): Comparison {
   return { same, differs: same < length || uneven ? same : -1, complete };
 }
 
-/** What the server says about speculation, as a sentence's halves. */
-export function speculationNote(speculation: string): { active: boolean; text: string } {
-  const match = /^inactive(?::\s*|\s+because\s+|$)(.*)$/s.exec(speculation);
-  if (match) return { active: false, text: match[1] || "no reason was given" };
-  return { active: true, text: speculation };
-}
+/** The drafter at work, or the reason why none is. */
+export const speculationText = (speculation: Speculation): string =>
+  speculation.inactive_reason ?? speculation.description;
 
 /** Who drafted in a pass and what came of it, or why nobody did; null until the server has told. */
 export function passOf(run: Run, step: number): Step | null {
   const pass = run.steps[step - 1];
   if (!pass) return null;
-  if (pass.drafted) return { ...pass, drafter: pass.drafter || nameOf(run.speculation) };
-  const note = speculationNote(run.speculation);
-  const why = step === 1 ? "this pass read the prompt" : note.active ? "no draft was proposed" : note.text;
+  if (pass.drafted) return { ...pass, drafter: pass.drafter || run.speculation?.method || "the drafter" };
+  const why = step === 1 ? "this pass read the prompt" : (run.speculation?.inactive_reason ?? "no draft was proposed");
   return { ...pass, why: pass.why || why };
 }
 
@@ -217,9 +224,6 @@ export function describePass(pass: Step): string {
   if (!pass.drafted) return `K = 0: ${pass.why}`;
   return `${pass.drafter} drafted, K = ${pass.drafted}, ${pass.accepted} accepted`;
 }
-
-/** The drafter's name in a description such as “ngram, up to 4 tokens per step”. */
-const nameOf = (speculation: string): string => speculation.split(",")[0]!;
 
 export function percent(probability: number | null): string {
   if (probability === null) return "–";

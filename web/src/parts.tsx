@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer";
 import type { Server } from "./api";
-import { speculationNote, summarise, type Problem, type Prompt, type Run } from "./model";
+import { speculationText, summarise, type Problem, type Prompt, type Run, type Speculation } from "./model";
 
 export interface Turn {
   said: string;
@@ -11,7 +11,7 @@ export interface Turn {
 
 export function Banner({ server, speculation, off, trouble, onRetry, onKey }: {
   server: Server | null;
-  speculation: string;
+  speculation: Speculation | null;
   off: boolean;
   trouble: Problem | null;
   onRetry: () => void;
@@ -38,7 +38,8 @@ export function Banner({ server, speculation, off, trouble, onRetry, onKey }: {
   if (off) {
     return <Note active={false} text="speculation is turned off in the settings here" />;
   }
-  return speculation ? <Note {...speculationNote(speculation)} /> : <div class="banner">Ready: {server.model}</div>;
+  if (!speculation) return <div class="banner">Ready: {server.model}</div>;
+  return <Note active={speculation.active} text={speculationText(speculation)} />;
 }
 
 function Note({ active, text }: { active: boolean; text: string }) {

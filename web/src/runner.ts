@@ -28,7 +28,7 @@ export function start(
     status: "running",
     finish: null,
     problem: null,
-    speculation: "",
+    speculation: null,
     started: new Date().toISOString(),
     elapsed: 0,
   };

@@ -7,7 +7,7 @@ import { useState } from "preact/hooks";
 import { Answer } from "./answer";
 import { Inspector } from "./inspect";
 import { Lanes } from "./lanes";
-import { speculationNote, type Run, type Settings } from "./model";
+import { speculationText, type Run, type Settings } from "./model";
 import { Legend } from "./tokens";
 
 const NAMES: [keyof Settings, string][] = [
@@ -25,7 +25,7 @@ function Prompt({ run }: { run: Run }) {
       ? run.prompt.messages.map((message) => ({ name: message.role, text: message.content }))
       : [{ name: "prompt", text: run.prompt.text }];
   const settings = NAMES.filter(([key]) => run.settings[key] !== "").map(([key, name]) => `${name} ${run.settings[key]}`);
-  const note = run.speculation ? speculationNote(run.speculation) : null;
+  const { speculation } = run;
   return (
     <section class="card" aria-label="Prompt">
       {parts.map((part, index) => (
@@ -36,7 +36,8 @@ function Prompt({ run }: { run: Run }) {
       ))}
       <p class="muted">
         {run.model} · {new Date(run.started).toLocaleString()} · {settings.join(" · ")}
-        {note && (note.active ? ` · speculation active: ${note.text}` : ` · speculation inactive because ${note.text}`)}
+        {speculation &&
+          ` · speculation ${speculation.active ? "active: " : "inactive because "}${speculationText(speculation)}`}
       </p>
     </section>
   );

@@ -1,1 +1,1 @@
-"""Proof that speculation changes nothing: exact enumeration, planted faults, named properties."""
+"""The audit that speculation does not change the output distribution: enumeration, planted faults, properties."""

@@ -1,4 +1,4 @@
-"""What is enumerated: small table models, the decode step built from the real parts, and the grid of cases."""
+"""The enumerated cases: small table models, the decode step made of the real parts, and the grid of settings."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Asked = ParamSpec("Asked")
 Tokens = tuple[int, ...]
 DraftProbs = Callable[[Tokens], Weights]
 Drafting = Literal["sampled", "with replacement", "point mass", "coupled"]
-"""Drafts drawn from a distribution with DRAFT noise (in trees the second kind, too); the most probable ones; drawn with
-the target's own noise."""
+"""``sampled`` drafts are drawn with DRAFT noise; ``with replacement`` is the same for trees whose siblings can have the
+same token. ``point mass`` drafts are the most probable tokens. ``coupled`` drafts are drawn with the TARGET noise."""
 Verifier = str
-"""standard, block, match; in trees traversal, recursive, tree match; or a registered verifier with rules of its own."""
+"""standard, block, match; for trees traversal, recursive, tree match; or the name of another registered verifier."""
 
 PROMPT: Tokens = (0, 1)
 
 
 class TableModel:
-    """A model whose logits [vocab], float64, are a fixed random function of all tokens before.
+    """A model whose logits [vocab], float64, are a fixed random function of all tokens before the position.
 
-    ``zeros`` is the chance of a token to be ruled out with -inf (one always stays). ``mix`` blends in another
-    model: 0 is this one alone, 1 is the other alone.
+    ``zeros`` is the probability that a token is masked with -inf; at least one token is not masked. ``mix`` blends the
+    logits with those of ``other``: 0 is this model alone, 1 is the other alone.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class TableModel:
 
 @dataclass(frozen=True)
 class DraftTask:
-    """What a drafter is asked for: at most ``max_tokens`` tokens after ``context``.
+    """The input of a draft function: draft at most ``max_tokens`` tokens after ``context``.
 
-    Drafting stops at a token that ``probabilities`` gives less than ``stop_below``.
+    Drafting stops at a token whose probability by ``probs`` is below ``stop_below``.
     """
 
     kind: Drafting
@@ -85,7 +85,7 @@ class DraftTask:
 
 
 def draft_tokens(request: DraftTask, noise: Noise) -> Proposal:
-    """A drafter that keeps the contract: which rows it hands over, which noise it uses, when it may stop."""
+    """A draft function that follows the contract of ``Proposal``."""
     token_ids: list[int] = []
     rows: list[Weights] = []
     for position in range(len(request.context), len(request.context) + request.max_tokens):
@@ -98,11 +98,11 @@ def draft_tokens(request: DraftTask, noise: Noise) -> Proposal:
             token_id = int(np.argmax(row))
         unlikely = row[token_id] < request.stop_below
         if unlikely and request.kind != "sampled":
-            break  # these the verifier reproduces by itself, so they may be dropped at will
+            break  # the proposal of point masses is free, so this token can be dropped
         token_ids.append(token_id)
         rows.append(row)
         if unlikely:
-            break  # a drawn token must be kept: whether it is verified may not depend on what it is
+            break  # a drawn token must be kept, because whether it is verified must not depend on its value
     return Proposal(tuple(token_ids), tuple(rows) if request.kind == "sampled" else None)
 
 
@@ -113,9 +113,10 @@ MatchVerifier = Callable[[Sequence[int], TargetToken], VerifyResult]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row of logits stands: after ``context``, which begins with ``PROMPT``, ``num_drafted`` of it drafted.
+    """The position of a row of logits: after ``context``, which starts with ``PROMPT``.
 
-    ``language`` is that of the request's grammar, if it has one.
+    The last ``num_drafted`` tokens of ``context`` are drafts. ``language`` is the language of the request's grammar, if
+    it has one.
     """
 
     context: Tokens
@@ -125,13 +126,13 @@ class Place:
 
 
 def probs_at(logits: Weights, params: SamplingParams, place: Place) -> Weights:
-    """The distribution [vocab] of the token at ``place``, as the engine makes it."""
+    """The distribution [vocab] of the token at ``place``, computed by the engine's ``RequestSampler``."""
     vocab_size, ends, language = len(logits), place.end_token_ids, place.language
     grammar = None if language is None else grammar_of(language, vocab_size, ends)
     request_sampler = RequestSampler(params, PROMPT, vocab_size=vocab_size, end_token_ids=ends, grammar=grammar)
     split = len(place.context) - place.num_drafted
     committed, drafted = place.context[:split], place.context[split:]
-    # DraftFunction and verifier share a request's grammar, so it has stood after other drafts before.
+    # Drafter and verifier share the grammar of a request, so move it to other drafts first.
     request_sampler.num_legal(committed, [*drafted[:-1], *range(min(vocab_size, 2))])
     return request_sampler.probs(logits, committed, drafted)
 
@@ -141,7 +142,7 @@ PlaceProbs = Callable[[Weights, SamplingParams, Place], Weights]
 
 @dataclass(frozen=True)
 class Build:
-    """The parts under audit. The defaults are the real ones; a mutation replaces one of them."""
+    """The parts under audit. The defaults are the real ones; a ``Mutation`` replaces one of them."""
 
     probs: PlaceProbs = probs_at
     draft: DraftFunction = draft_tokens
@@ -155,11 +156,12 @@ class Build:
 
 @dataclass(frozen=True)
 class Case:
-    """One pair of models and one way of decoding; ``total_variation`` audits it.
+    """One pair of models and one way of decoding. ``total_variation`` audits it.
 
-    ``num_drafts`` is K, and the horizon is K + 1 tokens. ``repeat`` decodes to the horizon in real steps that share
-    one noise, as an engine does; otherwise one real step is followed by the target's plain distribution. ``language``
-    is that of a grammar, which the drafts keep to only if ``drafts_within_language``.
+    ``num_drafts`` is K. Distributions are compared over strings of K + 1 tokens, the horizon. With ``repeat``, real
+    steps that share one noise decode to the horizon, as in an engine. Otherwise one real step is completed with the
+    target's plain distribution. ``language`` is the language of the request's grammar. The drafter applies the grammar
+    only if ``drafts_within_language``.
     """
 
     trait: str
@@ -180,12 +182,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Everything that tells this case from the others, in words."""
+        """A name that is unique among the cases."""
         return f"{self.verifier}, {self.drafting}, {self.trait}, vocabulary {self.vocab_size}, K={self.num_drafts}"
 
     @property
     def num_strings(self) -> int:
-        """Token strings to the horizon, were none cut short."""
+        """Number of token strings of K + 1 tokens, end tokens ignored."""
         return int(self.vocab_size ** (self.num_drafts + 1))
 
     def models(self) -> tuple[TableModel, TableModel]:
@@ -193,9 +195,9 @@ class Case:
         return _models(self.vocab_size, self.seed, self.zeros, self.draft_is_target)
 
     def total_variation(self, build: Build) -> float:
-        """Total variation between what ``build`` emits and the target's own distribution of the next K + 1 tokens.
+        """Total variation between the output of ``build`` and the target's distribution of the next K + 1 tokens.
 
-        Strings are cut at an end token. The expected distribution comes from the oracle, from the logits on.
+        Strings are cut at an end token. The oracle computes the expected distribution from the target's logits.
         """
         target, draft = self.models()
         table = _remembered(lambda context: self.oracle_probs(target, context))
@@ -209,7 +211,7 @@ class Case:
         return oracle.total_variation(emitted_probs, expected)
 
     def oracle_probs(self, target: TableModel, context: Tokens) -> Weights:
-        """The target's distribution of the token after ``context`` by the oracle's formulas."""
+        """The target's distribution [vocab] of the token after ``context``, computed by the oracle."""
         output, params = context[len(PROMPT) :], self.target_params
         row: Weights = target.logits(context)
         if self.language is not None:
@@ -218,14 +220,14 @@ class Case:
         return oracle.processed_probs(logits, params)
 
     def expected_accepted(self, build: Build) -> float:
-        """The expected number of drafts that the first step accepts, end tokens aside."""
+        """The expected number of accepted drafts in the first step. Strings are not cut at end tokens."""
         step = self._stepper(build, *self.models())
         room = self.num_drafts + 1
         outcomes = enumerate_outcomes(lambda noise: len(step(PROMPT, room, noise)) - 1)
         return sum(probability * accepted for probability, accepted in outcomes)
 
     def _stepper(self, build: Build, target: TableModel, draft: TableModel) -> Callable[[Tokens, int, Noise], Tokens]:
-        """The decode step: from context, room and noise to what is emitted, one token more than is accepted."""
+        """The decode step: a function from (context, room, noise) to the emitted tokens; ``room`` is K + 1 at most."""
 
         def probs_of(
             model: TableModel, params: SamplingParams, language: Language | None = None
@@ -256,7 +258,7 @@ class Case:
         return step
 
     def _emitted(self, build: Build, request: DraftTask, probs_after: DraftProbs, noise: Noise) -> Tokens:
-        """Draft and verify; ``law_after(drafted)`` is the target's distribution [vocab] after these drafts."""
+        """Draft and verify. ``probs_after(drafted)`` is the target's distribution [vocab] after these drafts."""
         position = len(request.context)
         proposal = build.draft(request, noise)
 
@@ -274,7 +276,7 @@ class Case:
         return (*proposal.token_ids[: result.num_accepted], result.token_id)
 
     def _reached(self, build: Build, target: TableModel, draft: TableModel) -> dict[Tokens, float]:
-        """The distribution of what one step emits, or with ``repeat`` of what the steps to the horizon emit."""
+        """The distribution of the tokens that one step emits, or with ``repeat`` all steps to the horizon."""
         step = self._stepper(build, target, draft)
 
         def decode(noise: Noise) -> Tokens:
@@ -308,7 +310,7 @@ def _models(vocab_size: int, seed: int, zeros: float, draft_is_target: bool) -> 
 
 
 def _remembered(table: Callable[Asked, Weights]) -> Callable[Asked, Weights]:
-    """``table``, asked at most once per question."""
+    """``table`` with a cache of its results."""
     rows: dict[tuple[Any, ...], Weights] = {}
 
     def remembered(*args: Asked.args, **kwargs: Asked.kwargs) -> Weights:
@@ -329,13 +331,13 @@ _WAYS: tuple[tuple[str, Drafting], ...] = (
 _SHAPES = ((3, 0), (3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2), (3, 3), (4, 3), (5, 3))
 _FEW_DRAFTS = ((3, 1), (4, 1), (3, 2), (4, 2), (3, 3))
 _REPEAT_WITHIN = 3**4
-"""Strings to the horizon beyond which ``repeat`` would take too long; other shapes leave those traits out."""
+"""Largest ``num_strings`` of a case with ``repeat``; larger ones take too long and are left out."""
 
 
 def all_cases() -> Iterator[Case]:
-    """The grid: ways to draft and verify x (vocabulary, K) x traits; the models differ by the last two.
+    """The grid: (verifier, drafting) x (vocabulary, K) x traits. Each (vocabulary, K, trait) has models of its own.
 
-    A registered verifier whose rule for chains is not one of these is a way by itself.
+    A registered verifier whose ``chain`` function is not ``verify_standard`` or ``verify_block`` is added to the grid.
     """
     own_rules = [each.name for each in VERIFIERS.values() if each.chain not in (verify_standard, verify_block)]
     for verifier, drafting in (*_WAYS, *((name, "sampled") for name in own_rules)):

@@ -1,9 +1,9 @@
-"""Noise that takes every value: distributions of random procedures computed exactly by running them along every branch.
+"""Noise that takes every value: the exact distribution of a random procedure, computed by running every branch of it.
 
-``EnumeratingNoise`` keeps, for each key (position, purpose, step, branch), the interval in which that key's one uniform
-number still lies. A comparison or a draw splits the interval, each part being a branch of conditional probability
-part / whole; the branch taken narrows it. So noise used twice is one number used twice, and a verifier that shares
-noise where it must not gets a wrong distribution rather than a lucky one.
+Each key (position, purpose, step, branch) has one uniform number. ``EnumeratingNoise`` keeps the interval that contains
+it. A comparison or a draw splits the interval. Each part is a branch with the conditional probability part / whole, and
+the branch that a run takes becomes the new interval. So noise that is used twice is the same number twice, and a
+verifier that wrongly shares noise gets a wrong distribution.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Key = tuple[int, Purpose, int | None, int]
 
 @dataclass
 class _Branch:
-    """A point where the run forks: the options of positive probability, and which one this run takes."""
+    """A branching point of a run: the options (index, probability), and the one that the current run takes."""
 
     options: tuple[tuple[int, float], ...]
     taken: int = 0
 
 
 class EnumeratingNoise:
-    """``Noise`` that follows ``script`` and, past its end, takes first options and writes them down.
+    """``Noise`` that follows ``script``. After its end it takes the first option of each branch and appends it.
 
-    ``probability`` is that of the branch followed so far.
+    ``probability`` is the probability of the branches taken so far.
     """
 
     def __init__(self, script: list[_Branch] | None = None) -> None:
@@ -42,21 +42,21 @@ class EnumeratingNoise:
         self.probability = 1.0
 
     def at_step(self, start: int) -> StepNoise:
-        """This noise for the step whose first new token stands at ``start``."""
+        """This noise for the step whose first new token has position ``start``."""
         return StepNoise(self, start)
 
     def uniform(self, position: int, purpose: Purpose, *, branch: int = 0, step: int | None = None) -> SymbolicUniform:
-        """The uniform number of this key, not yet settled further than earlier questions settled it."""
+        """The uniform number of this key, known only to lie in the interval that earlier comparisons left."""
         return SymbolicUniform(self, (position, purpose, step, branch))
 
     def draw(
         self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0, step: int | None = None
     ) -> int:
-        """An index of positive weight: the one whose share of (0, 1) the key's uniform number falls into.
+        """An index of positive weight: the one whose share of (0, 1) contains the key's uniform number.
 
-        Raises ``ValueError`` if ``weights`` [vocab] are negative or have no positive finite sum.
+        Raises ``ValueError`` unless ``weights`` [vocab] are non-negative with a positive finite sum.
         """
-        # Plain Python: on a handful of weights it is many times faster than arrays.
+        # Plain Python is many times faster than arrays for a few weights.
         values = [float(weight) for weight in weights.tolist()]
         *_, total = cumulative = list(accumulate(values))
         if not 0.0 < total < inf or min(values) < 0.0:
@@ -65,7 +65,7 @@ class EnumeratingNoise:
         return self.split((position, purpose, step, branch), edges)
 
     def split(self, key: Key, edges: Sequence[float]) -> int:
-        """The index i of the part [edges[i], edges[i+1]) that holds the key's number, after branching over all."""
+        """Branch over the parts [edges[i], edges[i+1]); return the index i of the part that the run takes."""
         low, high = self._intervals.get(key, (0.0, 1.0))
         parts = [(max(low, start), min(high, end)) for start, end in pairwise(edges)]
         options = tuple((i, (end - start) / (high - low)) for i, (start, end) in enumerate(parts) if end > start)
@@ -79,7 +79,7 @@ class EnumeratingNoise:
             self._script.append(_Branch(options))
         branch = self._script[self._depth]
         if branch.options != options:
-            raise IntegrityError("an enumerated procedure took another course when run again; it must be deterministic")
+            raise IntegrityError("an enumerated procedure behaved differently when run again; it must be deterministic")
         self._depth += 1
         return branch.options[branch.taken]
 
@@ -92,7 +92,7 @@ class StepNoise:
     start: int
 
     def at_step(self, start: int) -> StepNoise:
-        """The same for another step."""
+        """The noise for another step."""
         return StepNoise(self.noise, start)
 
     def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> SymbolicUniform:
@@ -100,7 +100,7 @@ class StepNoise:
         return self.noise.uniform(position, purpose, branch=branch, step=self._step(purpose))
 
     def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
-        """An index drawn by ``weights`` [vocab]."""
+        """An index drawn with probability proportional to ``weights`` [vocab]."""
         return self.noise.draw(weights, position, purpose, branch=branch, step=self._step(purpose))
 
     def _step(self, purpose: Purpose) -> int | None:
@@ -108,7 +108,7 @@ class StepNoise:
 
 
 class SymbolicUniform:
-    """The number u of one key, times ``scale``; answers ``u * scale < bound`` by branching."""
+    """The number u of one key, times ``scale``. The comparison ``u * scale < bound`` branches over both answers."""
 
     def __init__(self, noise: EnumeratingNoise, key: Key, scale: float = 1.0) -> None:
         self._noise = noise
@@ -125,9 +125,9 @@ class SymbolicUniform:
 
 
 def enumerate_outcomes(run: Callable[[EnumeratingNoise], Result]) -> Iterator[tuple[float, Result]]:
-    """(probability, ``run(noise)``) for every branch of ``run``; the probabilities sum to one.
+    """(probability, ``run(noise)``) for every branch of ``run``. The probabilities sum to one.
 
-    ``run`` must be deterministic but for its noise; raises ``IntegrityError`` where that shows.
+    ``run`` must be a deterministic function of its noise. Raises ``IntegrityError`` if a repeated run differs.
     """
     script: list[_Branch] = []
     while True:

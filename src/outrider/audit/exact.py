@@ -1,4 +1,4 @@
-"""The exact audit: every case through the real verifiers, every planted fault, the five properties, one verdict."""
+"""The exact audit: all cases with the real verifiers, all planted faults, the five properties, and the verdict."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from outrider.audit.tree_cases import tree_cases
 from outrider.audit.tree_mutations import TREE_MUTATIONS
 
 MAX_TV = 1e-12
-"""Largest total variation that counts as none: rounding in float64 is around 1e-16."""
+"""A case passes if its total variation is below this. Rounding in float64 gives about 1e-16."""
 CAUGHT_TV = 1e-3
-"""Smallest total variation at which a planted fault counts as caught."""
+"""A planted fault is caught if its total variation is above this."""
 _MUTATION_STRINGS = 3**3
-"""Cases with more strings to the horizon than this are left out for planted faults, which show in small ones."""
+"""Planted faults are run on cases with at most this ``num_strings``, because small cases show them."""
 
 ALL_MUTATIONS = (*MUTATIONS, *TREE_MUTATIONS, *GRAMMAR_MUTATIONS)
 
@@ -27,7 +27,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CaseResult:
-    """``tv`` is the total variation between the emitted distribution and the target's."""
+    """A case and the total variation ``tv`` between its emitted distribution and the target's."""
 
     case: Case
     tv: float
@@ -35,20 +35,20 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class MutationResult:
-    """``tv`` is the largest total variation over the cases; the fault is caught if it is above ``CAUGHT_TV``."""
+    """A planted fault and the largest total variation ``tv`` over the cases."""
 
     mutation: Mutation
     tv: float
 
     @property
     def caught(self) -> bool:
-        """Whether the audit noticed."""
+        """True if ``tv`` is above ``CAUGHT_TV``."""
         return self.tv > CAUGHT_TV
 
 
 @dataclass(frozen=True)
 class ExactReport:
-    """What the exact audit found."""
+    """The result of the exact audit."""
 
     cases: tuple[CaseResult, ...]
     mutations: tuple[MutationResult, ...]
@@ -60,7 +60,7 @@ class ExactReport:
         return max(result.tv for result in self.cases)
 
     def by_way(self) -> list[tuple[str, str, int, float]]:
-        """(verifier, kind of drafts, number of cases, largest total variation) of each way to decode."""
+        """(verifier, drafting, number of cases, largest total variation) per pair of verifier and drafting."""
         ways: dict[tuple[str, str], list[float]] = {}
         for result in self.cases:
             ways.setdefault((result.case.verifier, result.case.drafting), []).append(result.tv)
@@ -68,7 +68,7 @@ class ExactReport:
 
     @property
     def passed(self) -> bool:
-        """All cases exact, all planted faults caught, all properties hold."""
+        """True if all cases are exact, all planted faults are caught and all properties hold."""
         return (
             self.max_tv < MAX_TV
             and all(result.caught for result in self.mutations)
@@ -76,7 +76,7 @@ class ExactReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it."""
+        """The report as a dict for JSON."""
         return {
             "cases": len(self.cases),
             "max_tv": self.max_tv,
@@ -93,9 +93,9 @@ class ExactReport:
 def audit_exact(
     build: Build | None = None, progress: Progress | None = None, cases: Sequence[Case] | None = None
 ) -> ExactReport:
-    """Audit ``build``, by default the real one, over ``cases``, by default all.
+    """Audit ``build`` (default: the real parts) over ``cases`` (default: all cases).
 
-    ``progress`` is told in a few words what comes next.
+    ``progress`` is called with a short text before each stage.
     """
     build = Build() if build is None else build
     tell = progress if progress is not None else lambda text: None
@@ -112,7 +112,7 @@ def audit_exact(
 
 
 def mutation_tv(mutation: Mutation, build: Build, cases: list[Case]) -> float:
-    """The largest total variation that ``mutation``, planted in ``build``, shows over ``cases``."""
+    """The largest total variation over ``cases`` with ``mutation`` planted in ``build``."""
     faulty = mutation.plant(build)
     shows_in = [case for case in cases if (case.verifier, case.drafting) == (mutation.verifier, mutation.drafting)]
     return max(case.total_variation(faulty) for case in shows_in)

@@ -1,4 +1,4 @@
-"""Planted faults in how a grammar's mask meets drafts: where it stands, what becomes of drafts that it rules out."""
+"""Planted faults in grammars: masks at the wrong position, and wrong handling of drafts that the mask forbids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.verification.tree import verify_traversal
 
 
 def _masked_as_after(logits: Weights, params: SamplingParams, place: Place, num_tokens: int) -> Weights:
-    """The distribution at ``place`` with the mask of the place after the first ``num_tokens`` tokens of its context."""
+    """The distribution at ``place`` with the mask for the position after the first ``num_tokens`` of its context."""
     if place.language is not None:
         output = place.context[len(PROMPT) : max(num_tokens, len(PROMPT))]
         logits = place.language.masked(logits, output, place.end_token_ids)
@@ -67,12 +67,14 @@ def _probs(name: str, description: str, faulty: PlaceProbs, verifier: Verifier =
 
 
 GRAMMAR_MUTATIONS: tuple[Mutation, ...] = (
-    _probs("grammar: mask one place late", "the mask of the place before", _one_place_late),
-    _probs("grammar: mask without the drafts", "the mask after what was committed, at every place", _without_drafts),
+    _probs("grammar: mask one place late", "the mask of the position before", _one_place_late),
+    _probs(
+        "grammar: mask without the drafts", "the mask after the committed tokens, at every position", _without_drafts
+    ),
     _probs("grammar: mask after truncation", "top-p before the mask instead of after it", _after_truncation),
     Mutation(
         "grammar: illegal draft dropped",
-        "a drawn draft that the mask rules out is dropped, not replaced, and the target asked afresh",
+        "a drawn draft that the mask forbids is dropped, and the target's token drawn instead of a recovered one",
         "standard",
         "sampled",
         lambda build: replace(build, standard=_illegal_dropped),
@@ -80,7 +82,7 @@ GRAMMAR_MUTATIONS: tuple[Mutation, ...] = (
     _probs("tree: mask one place late", "a node's mask is its parent's", _one_place_late, "tree match"),
     Mutation(
         "tree: illegal nodes dropped",
-        "drawn nodes that the mask rules out are taken out of the tree before it is judged",
+        "drawn nodes that the mask forbids are removed from the tree before verification",
         "traversal",
         "sampled",
         lambda build: replace(build, tree=replace(build.tree, traversal=_illegal_nodes_dropped)),

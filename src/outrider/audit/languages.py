@@ -1,7 +1,8 @@
-"""Small formal languages over token ids, as masks for the audit's requests, and what they allow by definition.
+"""Small formal languages over token ids for the audit's grammars, with a reference implementation of their masks.
 
-An automaton stands in for llguidance's matcher under the real ``Grammar``, so that masks are moved, rolled back and
-applied by the code that an engine runs. ``masked`` walks from the beginning at every place and shares none of it.
+An automaton takes the place of llguidance's matcher under the real ``Grammar``. So the engine's own code moves, rolls
+back and applies the masks. ``Language.masked`` is the reference: it starts from the first token at every position and
+shares no code with ``Grammar``.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _FIRST_LETTER = ord("a")
 
 @dataclass(frozen=True)
 class Language:
-    """``moves[state]`` maps the tokens that may come there to the next state; ``accepting`` states may end.
+    """``moves[state]`` maps the tokens allowed in a state to the next state. The text can end in ``accepting`` states.
 
-    With ``after`` it begins behind the first token of that id, and until then everything may come.
+    With ``after``, the language starts after the first token of that id; before that, every token is allowed.
     """
 
     moves: tuple[dict[int, int], ...]
@@ -29,7 +30,7 @@ class Language:
     after: int | None = None
 
     def masked(self, logits: Weights, output: Sequence[int], end_token_ids: frozenset[int]) -> Weights:
-        """``logits`` [vocab] after ``output``, -inf where a token may not come; behind an illegal one all may."""
+        """``logits`` [vocab] with -inf for tokens not allowed after ``output``; unchanged after a forbidden token."""
         if self.after is not None:
             if self.after not in output:
                 return logits
@@ -45,7 +46,7 @@ class Language:
 
 @dataclass
 class AutomatonMatcher:
-    """The ``Matcher`` of a language; the states behind it are kept, for rolling back."""
+    """The ``Matcher`` of a language. ``states`` are the states after each token, for rollback."""
 
     language: Language
     vocab_size: int
@@ -53,7 +54,7 @@ class AutomatonMatcher:
     states: list[int] = field(default_factory=lambda: [0])
 
     def try_consume_tokens(self, tokens: list[int], /) -> int:
-        """Take tokens up to the first that may not come; returns how many."""
+        """Consume tokens up to the first forbidden one; return the number consumed."""
         for taken, token_id in enumerate(tokens):
             moves = self.language.moves[self.states[-1]]
             if token_id not in moves:
@@ -62,16 +63,16 @@ class AutomatonMatcher:
         return len(tokens)
 
     def rollback(self, num_tokens: int, /) -> bool:
-        """Take back the latest tokens."""
+        """Undo the latest ``num_tokens`` tokens. Always succeeds."""
         del self.states[len(self.states) - num_tokens :]
         return True
 
     def is_accepting(self) -> bool:
-        """Whether the text may end here."""
+        """True if the text can end at this point."""
         return self.states[-1] in self.language.accepting
 
     def compute_logit_bias(self) -> bytes:
-        """A byte for each token [vocab], 0 where it may not come."""
+        """One byte per token [vocab]; 0 means that the token is forbidden."""
         mask = np.zeros(self.vocab_size, dtype=np.uint8)
         mask[[token_id for token_id in self.language.moves[self.states[-1]] if token_id < self.vocab_size]] = 255
         if self.is_accepting():
@@ -79,20 +80,20 @@ class AutomatonMatcher:
         return mask.tobytes()
 
     def is_error(self) -> bool:
-        """Never: an automaton has no limits."""
+        """Always False: an automaton has no limits."""
         return False
 
     def get_error(self) -> str:
-        """Nothing broke it."""
+        """Always empty."""
         return ""
 
     def deep_copy(self) -> AutomatonMatcher:
-        """Another one in the same state."""
+        """An independent matcher in the same state."""
         return AutomatonMatcher(self.language, self.vocab_size, self.end_token_ids, list(self.states))
 
 
 def grammar_of(language: Language, vocab_size: int, end_token_ids: frozenset[int]) -> Grammar:
-    """The real grammar of one request over ``language``, at its beginning; token 0 is the text "a", 1 is "b"."""
+    """A new ``Grammar`` of one request over ``language``. Token 0 is the text "a", token 1 is "b", and so on."""
     marker = b"" if language.after is None else bytes([_FIRST_LETTER + language.after])
     matcher = AutomatonMatcher(language, vocab_size, end_token_ids)
     return Grammar(

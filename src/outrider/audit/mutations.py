@@ -1,6 +1,6 @@
-"""Planted faults: each is a plausible mistake, as a variant of one part of a ``Build``; the audit must catch all.
+"""Planted faults: plausible mistakes, each as a variant of one part of a ``Build``. The audit must catch all of them.
 
-Every variant is exact but for its one mistake, so what is measured is what that mistake costs.
+Every variant is exact except for its one mistake, so the total variation is the effect of that mistake.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from outrider.verification.standard import residual, verify_standard
 
 @dataclass(frozen=True)
 class Mutation:
-    """One planted fault. ``verifier`` and ``drafting`` say which cases can show it."""
+    """One planted fault. ``verifier`` and ``drafting`` select the cases that can show it."""
 
     name: str
     description: str
@@ -92,10 +92,10 @@ def faulty_standard(
     recover_with: Purpose = Purpose.RECOVER,
     reuse_for_bonus: bool = False,
 ) -> ProbsVerifier:
-    """``verify_standard`` for sampled proposals, with one mistake per argument and none by default.
+    """``verify_standard`` for sampled proposals. Each argument adds one mistake; the defaults add none.
 
-    ``row_shift`` and ``bonus_shift`` move the target rows of drafts and of the bonus token; ``reuse_for_bonus`` draws
-    the bonus token with the noise of the last draft.
+    ``row_shift`` and ``bonus_shift`` shift the target rows of the drafts and of the bonus token. ``reuse_for_bonus``
+    draws the bonus token with the noise of the last draft.
     """
 
     def verify(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
@@ -143,7 +143,7 @@ def faulty_block(
     reach_of_residual: bool = True,
     one_uniform: bool = False,
 ) -> ProbsVerifier:
-    """``verify_block`` for sampled proposals, with one mistake per argument and none by default."""
+    """``verify_block`` for sampled proposals. Each argument adds one mistake; the defaults add none."""
 
     def verify(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
         num_drafts = len(proposal)
@@ -193,8 +193,7 @@ def _match_one_noise(target_probs_at: TargetProbs, noise: Noise, position: int) 
     return lambda place: noise.draw(target_probs_at(place), position, Purpose.TARGET)
 
 
-# --- the distribution
-# ----------------------------------------------------------------------------------------------------
+# --- the distribution -------------------------------------------------------------------------------------------
 
 
 def _top_p_without_crossing_token(logits: Weights, params: SamplingParams, place: Place) -> Weights:
@@ -251,17 +250,17 @@ def _probs(name: str, description: str, faulty: PlaceProbs) -> Mutation:
 MUTATIONS: tuple[Mutation, ...] = (
     _draft(
         "unprocessed draft distribution",
-        "drafts drawn after temperature and top-k, handed over with the distribution before them",
+        "drafts drawn after temperature and top-k, proposed with the distribution before them",
         _unprocessed_probs,
     ),
     _draft(
         "argmax draft with a soft distribution",
-        "the most probable draft token, handed over as if drawn from the distribution",
+        "the most probable draft token, proposed as if drawn from the distribution",
         _argmax_with_soft_probs,
     ),
     _draft(
         "unlikely draft dropped",
-        "a drawn token is dropped because the draft finds it unlikely",
+        "a drawn token is dropped because its draft probability is low",
         _drop_unlikely,
     ),
     _draft(
@@ -312,12 +311,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _standard(
         "target rows off by one",
-        "each draft judged by the target distribution of the place after it",
+        "each draft verified with the target distribution of the position after it",
         faulty_standard(row_shift=1),
     ),
     _standard(
         "bonus from the wrong row",
-        "the bonus token drawn from the distribution at the last draft's place",
+        "the bonus token drawn from the distribution at the last draft's position",
         faulty_standard(bonus_shift=-1),
     ),
     _block("block: no cap", "p_i = p_(i-1) P/Q without the cut at 1", faulty_block(capped=False)),
@@ -338,21 +337,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _block(
         "block: one noise for all prefixes",
-        "all prefixes of a step judged with one uniform number",
+        "all prefixes of a step verified with one uniform number",
         faulty_block(one_uniform=True),
     ),
     Mutation(
         "block: noise of discarded drafts reused",
-        "noise for drafts and acceptance keyed by position alone, so that the next step meets it again",
+        "noise for drafts and acceptance keyed by position alone, so that the next step uses it again",
         "block",
         "sampled",
         lambda build: replace(build, at_step=lambda noise, start: noise),
     ),
-    _match("matched against the next row", "each draft compared with the token of the place after it", _match_next_row),
+    _match("matched against the next row", "each draft compared with the next position's token", _match_next_row),
     _match("matches not checked", "drafts emitted without comparing them", _match_accept_all),
     _match(
         "match: bonus from the wrong row",
-        "after the last draft, the token of the last draft's place once more",
+        "after the last draft, the token of the last draft's position again",
         _match_bonus_from_last_row,
     ),
     Mutation(
@@ -369,7 +368,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _probs("temperature after truncation", "top-k and top-p before temperature", _temperature_last),
     _probs("history one token behind", "penalties that miss the latest token", _history_without_last_token),
-    _probs("history without the drafts", "penalties that see only what was committed", _history_without_drafts),
-    _probs("min_tokens forgotten", "end tokens that may come at once", _without(min_tokens=0)),
-    _probs("min-p forgotten", "tokens below min_p that may come", _without(min_p=0.0)),
+    _probs("history without the drafts", "penalties that count committed tokens only", _history_without_drafts),
+    _probs("min_tokens forgotten", "end tokens allowed from the start", _without(min_tokens=0)),
+    _probs("min-p forgotten", "tokens below min_p allowed", _without(min_p=0.0)),
 )

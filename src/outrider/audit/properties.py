@@ -1,6 +1,6 @@
-"""Five named properties of the standard verifier, each checked directly rather than through a distribution.
+"""Five properties of the standard verifier that are checked directly, not through a distribution.
 
-The verifier under audit is an argument; each check returns a ``Property`` with the figures it saw.
+Each check takes the parts under audit and returns (passed, a text with the measured values).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUM_PAIRS = 200
 
 @dataclass(frozen=True)
 class Property:
-    """One property, whether it holds, and the figures behind the answer."""
+    """A property, whether it holds, and the measured values."""
 
     name: str
     passed: bool
@@ -34,27 +34,27 @@ class Property:
 
 @dataclass
 class FixedNoise:
-    """``Noise`` whose every uniform number is ``u``; draws take the heaviest index and keep their weights."""
+    """``Noise`` whose uniform numbers are all ``u``. Draws return the largest weight; ``drawn`` records the weights."""
 
     u: float
     drawn: list[tuple[Purpose, Weights]] = field(default_factory=list)
 
     def at_step(self, start: int) -> FixedNoise:
-        """The same, whatever the step."""
+        """The same noise for every step."""
         return self
 
     def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> float:
-        """``u``, whatever the key."""
+        """``u`` for every key."""
         return self.u
 
     def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
-        """The index of the largest weight [vocab]."""
+        """The index of the largest of ``weights`` [vocab]."""
         self.drawn.append((purpose, weights))
         return int(np.argmax(weights))
 
 
 def check_properties(build: Build) -> list[Property]:
-    """The five properties of ``build.standard``, in the order of the documentation."""
+    """The five properties of ``build.standard``, in the order of docs/correctness.md."""
     checks: tuple[Callable[[Build], tuple[bool, str]], ...] = (
         deterministic_acceptance,
         threshold_precision,
@@ -66,7 +66,7 @@ def check_properties(build: Build) -> list[Property]:
 
 
 def deterministic_acceptance(build: Build) -> tuple[bool, str]:
-    """p(x) >= q(x) > 0: accepted for every uniform number; p(x) = 0: for none."""
+    """If p(x) >= q(x) > 0, x is accepted for every uniform number. If p(x) = 0, it is accepted for none."""
     wrong = checked = 0
     for target_probs, draft_probs in _pairs():
         for token_id in np.flatnonzero(draft_probs):
@@ -81,7 +81,7 @@ def deterministic_acceptance(build: Build) -> tuple[bool, str]:
 
 
 def threshold_precision(build: Build) -> tuple[bool, str]:
-    """p(x) / q(x) = r < 1: accepted just below r, rejected just above, and at u q = p exactly."""
+    """If p(x) / q(x) = r < 1, x is accepted for u just below r and rejected for u just above r, and for u q = p."""
     wrong = checked = 0
     for target_probs, draft_probs in _pairs():
         for token_id in np.flatnonzero((target_probs > 0.0) & (target_probs < draft_probs)):
@@ -96,7 +96,7 @@ def threshold_precision(build: Build) -> tuple[bool, str]:
 
 
 def residual_normalisation(build: Build) -> tuple[bool, str]:
-    """The distribution that a recovered token is drawn from sums to one and is zero wherever q >= p."""
+    """The distribution of a recovered token sums to one and is zero for all tokens with q >= p."""
     worst_sum = leaked = 0.0
     checked = 0
     for target_probs, draft_probs in _pairs():
@@ -116,7 +116,7 @@ def residual_normalisation(build: Build) -> tuple[bool, str]:
 
 
 def bonus_token(build: Build) -> tuple[bool, str]:
-    """K = 3 and all accepted: four tokens from one target pass, each of whose four rows is used once."""
+    """If all K = 3 drafts are accepted, one target pass gives four tokens, and each of its four rows is used once."""
     rows = np.random.default_rng(3).dirichlet(np.ones(5), size=4)
     token_ids = tuple(int(np.argmax(row)) for row in rows[:3])
     asked: list[int] = []
@@ -137,10 +137,10 @@ def bonus_token(build: Build) -> tuple[bool, str]:
 
 
 def monte_carlo(build: Build) -> tuple[bool, str]:
-    """50,000 tokens under badly matched distributions, with the engine's own noise, are distributed as the target's.
+    """50,000 tokens drawn with ``KeyedNoise``, with very different p and q, have the target's distribution.
 
-    The bound is that of Bretagnolle, Huber and Carol for the L1 distance of multinomial frequencies,
-    P(|f - p|_1 >= e) <= 2**vocab exp(-n e**2 / 2), solved for the stated false-alarm rate; TV is half of it.
+    The bound comes from the inequality of Bretagnolle, Huber and Carol for the L1 distance of multinomial frequencies,
+    P(|f - p|_1 >= e) <= 2**vocab exp(-n e**2 / 2), solved for e at the false-alarm rate. TV is half of the L1 distance.
     """
     target_probs = np.array([0.35, 0.25, 0.2, 0.1, 0.06, 0.04])
     draft_probs = np.array([0.02, 0.08, 0.1, 0.2, 0.25, 0.35])
@@ -168,7 +168,7 @@ def monte_carlo(build: Build) -> tuple[bool, str]:
 
 
 def _pairs() -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """(target_probs, draft_probs) [5] each: random, with zeros, and the same after each other by turns."""
+    """Pairs (target_probs, draft_probs) [5]: in turn random, with a zero in p, with a zero in q, and equal."""
     rng = np.random.default_rng(11)
     pairs = []
     for number in range(_NUM_PAIRS):
@@ -186,5 +186,5 @@ def _pairs() -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
 def _verify_one(
     build: Build, target_probs: Weights, draft_probs: Weights, token_id: int, noise: FixedNoise
 ) -> VerifyResult:
-    """One draft ``token_id`` through ``build.standard``; the same target distribution stands at every place."""
+    """Verify one draft ``token_id`` with ``build.standard``. Every row of the target is ``target_probs``."""
     return build.standard(Proposal((token_id,), (draft_probs,)), lambda place: target_probs, noise, 10)

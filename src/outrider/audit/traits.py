@@ -1,5 +1,4 @@
-"""What sets the audit's cases apart: distributions, parameters, grammars, ways to stop drafting; as settings of a
-case."""
+"""The traits of the audit's cases: settings of a ``Case`` by name."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ def _alike(params: SamplingParams) -> dict[str, Any]:
 
 
 def _dislike_repeats(token_ids: tuple[int, ...], row: Weights) -> Weights:
-    """A custom processor: the last two tokens are less welcome."""
+    """A custom logits processor that lowers the logits of the last two tokens by 1."""
     for token_id in token_ids[-2:]:
         row[token_id] -= 1.0
     return row
@@ -72,14 +71,14 @@ PARAMETER_TRAITS: dict[str, dict[str, Any]] = {
     },
     "custom processor": _alike(SamplingParams(logits_processors=(_dislike_repeats,))),
 }
-"""One parameter or one kind of them at a time, in few shapes."""
+"""Traits of one sampling parameter or one kind of parameters each. They run for few vocabularies and K."""
 ALTERNATING = Language(
     moves=tuple(
         {letter: state for state, letter in enumerate((0, 1, 3, 4), start=1) if state != here} for here in range(5)
     ),
     accepting=frozenset({1}),
 )
-"""No letter twice in a row, and an end only behind letter 0; token 2 is the end."""
+"""No letter occurs twice in a row, and the text can end only after letter 0. Token 2 is the end token."""
 _GRAMMAR: dict[str, Any] = {"language": ALTERNATING, "end_token_ids": frozenset({2})}
 _UNAWARE = {**_GRAMMAR, "drafts_within_language": False}
 LATER_TRAITS: dict[str, dict[str, Any]] = {
@@ -97,4 +96,4 @@ LATER_TRAITS: dict[str, dict[str, Any]] = {
         "stop_below": 0.3,
     },
 }
-"""More of them, a grammar's mask among them."""
+"""More traits of parameters, and grammars. The order of all traits fixes the models of each case."""

@@ -1,4 +1,4 @@
-"""The grid of cases with trees: topologies x ways to draft and verify x the traits of the chains' grid."""
+"""The grid of cases with trees: (verifier, drafting) x topologies x the traits of the chains' grid."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from outrider.verification.tree import verify_recursive, verify_traversal
 
 @dataclass(frozen=True)
 class TreeCase(Case):
-    """A case whose drafts form a tree; ``num_drafts`` is its depth."""
+    """A case whose drafts form a tree. ``num_drafts`` is the depth of ``topology``."""
 
     topology: Topology = ()
 
     @property
     def name(self) -> str:
-        """Everything that tells this case from the others, in words."""
+        """A name that is unique among the cases."""
         shape = " ".join(str(parent) for parent in self.topology)
         return f"{self.verifier}, {self.drafting}, {self.trait}, vocabulary {self.vocab_size}, parents {shape}"
 
@@ -74,11 +74,14 @@ _SHAPES: tuple[tuple[int, Topology], ...] = (
 )
 _FEW_SHAPES: tuple[tuple[int, Topology], ...] = ((3, (-1, -1)), (3, (-1, -1, 0)), (3, (-1, 0, 0)))
 _REPEAT_WITHIN = 3
-"""Nodes beyond which ``repeat`` would take too long; larger trees leave those traits out."""
+"""Largest number of nodes of a case with ``repeat``; larger ones take too long and are left out."""
 
 
 def tree_cases() -> Iterator[TreeCase]:
-    """The models of two cases differ. A registered verifier with a rule of its own for trees is a way by itself."""
+    """The grid. Each (topology, trait) has models of its own.
+
+    A registered verifier whose ``tree`` function is not ``verify_traversal`` or ``verify_recursive`` is added to it.
+    """
     own_rules = [each.name for each in VERIFIERS.values() if each.tree not in (verify_traversal, verify_recursive)]
     for verifier, drafting in (*_WAYS, *((name, "sampled") for name in own_rules)):
         grid = [

@@ -1,4 +1,4 @@
-"""Planted faults of trees: what a drafter, a verifier or a step may get wrong beyond the mistakes of chains."""
+"""Planted faults of trees: mistakes of drafters, verifiers and steps that chains cannot have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.verification.tree import branches, verify_recursive, verify_tree_m
 
 
 def keep_nodes(proposal: Proposal, nodes: list[int]) -> Proposal:
-    """``proposal`` with ``nodes`` alone, in that order; parents come before their children."""
+    """``proposal`` with only ``nodes``, in that order. Parents must come before their children."""
     names = {-1: -1, **{node: name for name, node in enumerate(nodes)}}
     parents, probs = proposal.parents or (), proposal.probs
     return replace(
@@ -61,9 +61,9 @@ def faulty_traversal(
     remove_drawn: bool | None = None,
     one_uniform: bool = False,
 ) -> TreeVerifier:
-    """``verify_traversal`` written as a recursion, with one mistake per argument and none by default.
+    """``verify_traversal`` as a recursion. Each argument adds one mistake; the defaults add none.
 
-    ``remove_drawn`` says whether a rejected child leaves the draft's distribution, by default as it should.
+    ``remove_drawn`` forces whether a rejected child is removed from the draft's distribution; None is correct.
     """
 
     def verify(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
@@ -117,7 +117,7 @@ def faulty_traversal(
 
 
 def _without_residual(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
-    """Each child of point masses is tried against the target's own distribution, whatever was rejected before it."""
+    """Try each child of point masses against the target's distribution, without removing rejected siblings."""
     parents, path = proposal.parents or (), tuple[int, ...]()
     branch = branches(parents)
     while True:
@@ -144,27 +144,27 @@ def _first_child_taken(proposal: Proposal, target_token: TargetToken) -> VerifyR
 
 
 def _uncle_row(proposal: Proposal, row: int) -> int:
-    """The row of the node before it at the same depth, if there is one."""
+    """The row before ``row`` if it has the same depth; else ``row``."""
     level = [0, *depths(proposal.parents or ())]
     return row - 1 if row > 0 and level[row - 1] == level[row] else row
 
 
 @dataclass(frozen=True)
 class _OneBranch:
-    """Noise that does not tell the nodes of a depth apart."""
+    """Noise that is the same for all nodes of a depth."""
 
     noise: Noise
 
     def at_step(self, start: int) -> Noise:
-        """The same for another step."""
+        """The noise for another step."""
         return _OneBranch(self.noise.at_step(start))
 
     def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> Uniform:
-        """The number of branch 0."""
+        """The uniform number of branch 0."""
         return self.noise.uniform(position, purpose)
 
     def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
-        """With the noise of branch 0."""
+        """A draw with the noise of branch 0."""
         return self.noise.draw(weights, position, purpose)
 
 
@@ -191,19 +191,19 @@ TREE_MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "tree: only the best child kept",
-        "of drawn siblings only the one that the draft finds most probable is proposed",
+        "of drawn siblings only the one with the highest draft probability is proposed",
         "traversal",
         "sampled",
         lambda build: replace(build, tree=replace(build.tree, draft=_best_child_kept)),
     ),
     _traversal(
         "drawn token not removed",
-        "siblings drawn without replacement, judged as if with",
+        "siblings drawn without replacement, verified as if with replacement",
         faulty_traversal(remove_drawn=False),
     ),
     _traversal(
         "token removed that was not",
-        "siblings drawn with replacement, judged as if without",
+        "siblings drawn with replacement, verified as if without replacement",
         faulty_traversal(remove_drawn=True),
         replacement=True,
     ),
@@ -225,33 +225,33 @@ TREE_MUTATIONS: tuple[Mutation, ...] = (
     ),
     _traversal(
         "one uniform for all nodes of a depth",
-        "nodes of the same depth judged with one number",
+        "nodes of the same depth verified with one uniform number",
         faulty_traversal(one_uniform=True),
     ),
     Mutation(
         "tree: noise shared by branches",
-        "nodes of the same depth drawn and judged with the same noise",
+        "nodes of the same depth drawn and verified with the same noise",
         "traversal",
         "with replacement",
         lambda build: replace(build, at_step=lambda noise, start: _OneBranch(build.at_step(noise, start))),
     ),
     Mutation(
         "tree: noise of discarded drafts reused",
-        "noise for drafts and acceptance keyed without the step, so that the next step meets it again",
+        "noise for drafts and acceptance keyed without the step, so that the next step uses it again",
         "traversal",
         "sampled",
         lambda build: replace(build, at_step=lambda noise, start: noise),
     ),
     Mutation(
         "tree: row of another branch",
-        "a node judged by the target's distribution after another node of its depth",
+        "a node verified with the target's distribution after another node of its depth",
         "traversal",
         "sampled",
         lambda build: replace(build, tree=replace(build.tree, row_of=_uncle_row)),
     ),
     Mutation(
         "tree: rejected point mass not removed",
-        "each child of point masses tried against the target's distribution as it was",
+        "each child of point masses tried against the target's distribution before any rejection",
         "recursive",
         "point mass",
         lambda build: replace(build, tree=replace(build.tree, recursive=_without_residual)),

@@ -1,4 +1,4 @@
-"""The parts of a decode step with trees: a drafter that keeps the contract, and the real verifiers."""
+"""The parts of a decode step with trees: a draft function that follows the contract, and the real verifiers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Topology = tuple[int, ...]
 
 
 def draft_tree(request: DraftTask, topology: Topology, noise: Noise) -> Proposal:
-    """Grow ``topology`` as far as ``request`` has room and the distribution has tokens.
+    """Draft a tree of shape ``topology``, as far as ``request.max_tokens`` and the distribution's tokens allow.
 
-    A node less probable than ``stop_below`` gets no children, and one behind its siblings neither: both are settled
-    once the node's level is drawn and before anything below it is.
+    With ``stop_below``, a node gets no children if its probability is below it or below that of a sibling. Both are
+    decided after the node's level is drawn and before its children are drawn.
     """
     position, unlikely = len(request.context), request.stop_below
-    names: list[int] = []  # the topology's node that each kept one is
+    names: list[int] = []  # for each drafted node, its index in the topology
     parents: list[int] = []
     token_ids: list[int] = []
     rows: list[Weights] = []
@@ -85,7 +85,7 @@ TreeMatch = Callable[[Proposal, TargetToken], VerifyResult]
 
 @dataclass(frozen=True)
 class TreeBuild:
-    """The parts under audit; ``row_of(proposal, row)`` says which row of the target's pass a verifier gets."""
+    """The parts under audit. ``row_of(proposal, row)`` is the row of the target's pass that a verifier gets for row."""
 
     draft: TreeDrafter = draft_tree
     traversal: TreeVerifier = verify_traversal

@@ -33,7 +33,7 @@ class Engine:
         self._held: list[int] = []  # the context whose keys and values ``forward`` keeps
         speculator = self._llm.engine.speculator
         modes = ["off", speculator.name] if speculator.active else ["off"]
-        return {"version": f"outrider {__version__}", "detail": self._llm.speculation, "modes": modes}
+        return {"version": f"outrider {__version__}", "detail": str(self._llm.speculation), "modes": modes}
 
     def generate(self, token_ids: list[int], max_tokens: int, end_token_ids: list[int], mode: str) -> dict[str, Any]:
         """Greedy tokens; the end tokens are the model's own. Raises ``RequestFailedError``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +13,6 @@ if TYPE_CHECKING:
     from outrider.sampling_params import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)?")
-_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 Model = Annotated[str, typer.Argument(help="Alias, .gguf file, Hugging Face folder or hub id.", metavar="MODEL")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Generate at most this many tokens.")]
@@ -120,14 +116,13 @@ def load(model: str, speculative: dict[str, Any], **settings: Any) -> LLM:
 
 
 def num_bytes(option: str, text: str) -> int:
-    """``2GiB``, ``512MiB``, ``1.5GB`` or plain bytes as a number. Raises ``ConfigError``."""
+    """What ``option`` gives, such as ``2GiB``, in bytes. Raises ``ConfigError``."""
+    from outrider.config import parse_bytes
     from outrider.errors import ConfigError
 
-    found = _BYTES.fullmatch(text.strip())
-    unit = (found[2] or "b").lower() if found else ""
-    if found is None or unit not in _UNITS:
+    if (count := parse_bytes(text)) is None:
         raise ConfigError(f"{option} {text!r} must be a number of bytes, such as 2GiB, 512MiB or 1500000000")
-    return int(float(found[1]) * _UNITS[unit])
+    return count
 
 
 def structured_outputs(

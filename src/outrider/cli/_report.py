@@ -69,7 +69,8 @@ def write_json(report: dict[str, Any], path: str) -> None:
     """Write ``report`` to a file, or to stdout for ``-``. Raises ``ConfigError`` if the file can not be written."""
     from outrider.errors import ConfigError
 
-    text = json.dumps(report, indent=2, ensure_ascii=False)
+    escaped = path == "-" and sys.stdout.encoding.lower() != "utf-8"
+    text = json.dumps(report, indent=2, ensure_ascii=escaped)
     if path == "-":
         sys.stdout.write(text + "\n")
         return

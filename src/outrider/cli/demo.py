@@ -99,7 +99,7 @@ def demo(
             "model": model,
             "max_tokens": max_tokens,
             "repeats": repeats,
-            "speculation": llm.speculation,
+            "speculation": llm.speculation.to_dict(),
         }
         write_json(
             {"prompts": [asdict(r) for r in results], "identical": identical, **environment(arguments)}, json_path

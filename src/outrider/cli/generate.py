@@ -12,7 +12,6 @@ from outrider.cli import _options as options
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
-    from outrider.request import Request
     from outrider.sampling_params import SamplingParams
 
 
@@ -86,27 +85,23 @@ def generate(
 def run(llm: LLM, prompt: str, params: SamplingParams, *, show: bool, explain: bool = False) -> dict[str, Any]:
     """Generate, with the text on stdout as it comes and a summary on stderr; return the figures."""
     from outrider.cli._explain import explain as explained
-    from outrider.errors import RequestFailedError
+    from outrider.errors import counted
 
-    request = llm.engine.add_request("generate", llm.tokenizer.encode(prompt), params)
-    for piece in _pieces(llm, request):
+    for piece in llm.stream(prompt, params):
         if show:
-            sys.stdout.write(piece.text)
+            sys.stdout.write(piece.text if piece.output is None else f"{piece.text}\n")
             sys.stdout.flush()
-    if show:
-        sys.stdout.write("\n")
-    output = llm.engine.take_output("generate", prompt)
-    if output.error is not None:
-        raise RequestFailedError(output.error)
+    output = piece.output
+    assert output is not None, "the last piece of a stream has it"
     completion, metrics = output.outputs[0], output.metrics
     stats = metrics.speculative_decoding
     ttft = metrics.time_to_first_token or 0.0
     seconds = (metrics.finish_time or 0.0) - metrics.arrival_time
     rate = (len(completion.token_ids) - 1) / (seconds - ttft) if seconds > ttft else 0.0
     typer.echo(
-        f"{len(completion.token_ids)} tokens, finished by {completion.finish_reason}; first token after {ttft:.2f} s, "
-        f"then {rate:.1f} tokens/s; speculation {metrics.speculation}; "
-        f"{stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} drafts accepted",
+        f"{counted(len(completion.token_ids), 'token')}, finished by {completion.finish_reason}; first token after "
+        f"{ttft:.2f} s, then {rate:.1f} tokens/s; speculation {metrics.speculation}; "
+        f"{stats.num_accepted_draft_tokens} of {counted(stats.num_draft_tokens, 'draft')} accepted",
         err=True,
     )
     if explain:
@@ -121,15 +116,9 @@ def run(llm: LLM, prompt: str, params: SamplingParams, *, show: bool, explain: b
         "prompt_tokens": len(output.prompt_token_ids),
         "time_to_first_token_s": ttft,
         "tokens_per_s": rate,
-        "speculation": metrics.speculation,
+        "speculation": metrics.speculation.to_dict(),
         "metrics": {"speculative_decoding": stats.to_dict(detailed=True)},
     }
-
-
-def _pieces(llm: LLM, request: Request) -> Any:
-    while not request.finished:
-        for _, piece in llm.engine.step():
-            yield piece
 
 
 def _prompt(prompt: str | None, prompt_file: str | None) -> str:

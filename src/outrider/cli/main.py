@@ -6,6 +6,7 @@ that ``--help`` is instant.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -13,6 +14,8 @@ import sys
 import typer
 
 from outrider.cli import audit, bench, chat, demo, doctor, generate, pull, serve
+
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 
 app = typer.Typer(
     name="outrider",
@@ -58,16 +61,42 @@ def main() -> None:
     from outrider.errors import OutriderError, UserError
 
     try:
-        app()
-    except OutriderError as error:
+        try:
+            app()
+        except SystemExit:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a full disk can still be told
+            raise
+    except (OutriderError, OSError, UnicodeEncodeError) as error:
+        if isinstance(error, BrokenPipeError):
+            # Whoever read our output has gone; that is not an error of ours.
+            _silence_stdout()
+            sys.exit(0)
         if os.environ.get("OUTRIDER_TRACEBACK"):
             raise
-        typer.echo(f"outrider: error: {error}", err=True)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+        if not isinstance(error, OutriderError):
+            _silence_stdout()
+        typer.echo(f"outrider: error: {_message(error)}", err=True)
+        sys.exit(2 if isinstance(error, UserError | UnicodeEncodeError) else 1)
     except KeyboardInterrupt:
         typer.echo("outrider: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has gone; that is not an error of ours.
+
+
+def _message(error: Exception) -> str:
+    """What happened, on one line."""
+    if isinstance(error, UnicodeEncodeError):
+        text = error.object[error.start : error.end][:20]
+        return f"the output can not be written as {error.encoding}, which lacks {text!r}; set PYTHONIOENCODING=utf-8"
+    if not isinstance(error, OSError):
+        return str(error)
+    reason = error.strerror or str(error)
+    if error.filename is not None:
+        return f"{error.filename}: {reason}"
+    return f"the output can not be written: {reason}" if error.errno in _OUTPUT_ERRORS else reason
+
+
+def _silence_stdout() -> None:
+    """Send what stdout still holds nowhere, so that it does not fail again when the process ends."""
+    if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

@@ -1,4 +1,4 @@
-// Draws whose noise is a hash of a key and the token id: the winner of weight / E, E being exponential noise.
+// Draws with keyed noise: the token with the largest weight / E, where the exponential noise E is a hash of key and id.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint64_t kGamma = 0x9E3779B97F4A7C15ull;
 
-// As sampling/rng.py describes it, but for its last step, which leaves the upper 31 bits as they are. U is uint64_t or a
-// vector of them.
+// The mixing function of sampling/rng.py without its last step, which does not change the upper 31 bits. U is uint64_t or
+// a vector of uint64_t.
 template <class U>
 __attribute__((always_inline)) inline U mix_most(U word) {
     word ^= word >> 30;
@@ -34,12 +34,12 @@ struct Winner {
     void offer(int64_t other, double candidate) {
         if (id < 0 || candidate > value || (candidate == value && other < id)) id = other, value = candidate;
     }
-    // Whether a token of this weight may still win. -log(u) >= 1 - u: most lose without a logarithm. The factor leaves
-    // room for rounding.
+    // False if a token of this weight cannot win. -log(u) >= 1 - u, so most tokens need no logarithm. The factor is a
+    // margin for rounding, so that the winner is never excluded.
     bool open(double weight, double u) const { return id < 0 || weight >= value * (1.0 - u) * (1.0 - 1e-12); }
 };
 
-// The upper 31 bits of the noise of kBlock tokens from `begin` on; returns the largest.
+// upper[i] = the upper 31 bits of the noise of token begin + i, for kBlock tokens. Returns the largest.
 OUTRIDER_CLONES int64_t noise_of(uint64_t key, int64_t begin, int64_t* upper) {
     typedef int64_t Signed __attribute__((vector_size(32)));
     Words counter = {1, 2, 3, 4};
@@ -58,14 +58,14 @@ OUTRIDER_CLONES int64_t noise_of(uint64_t key, int64_t begin, int64_t* upper) {
     return largest;
 }
 
-// The least upper bits of noise with which a token of weight `bound` may still win.
+// The smallest upper bits of noise with which a token of weight at most `bound` can still win.
 inline int64_t least_upper(double bound, const Winner& winner) {
     if (winner.id < 0) return 0;
     const double least = 1.0 - bound / winner.value * (1.0 + 1e-11);  // of u
     return least > 0.0 ? int64_t(std::max(least * 0x1p31 - 2.0, 0.0)) : 0;
 }
 
-// A draw from all tokens. The likeliest blocks come first, so that the rest have much to beat.
+// A draw from all tokens. The most probable blocks come first, so that most tokens of the other blocks are skipped.
 template <class T>
 int64_t draw_of_all(const RowScan<T>& scan, double divisor, uint64_t key) {
     Winner winner;

@@ -10,10 +10,10 @@ namespace outrider {
 namespace {
 
 constexpr int64_t kLanes = 8;
-constexpr int64_t kGrain = 64;     // blocks that a thread takes at a time
-constexpr double kNothing = -50.0;  // exp of it, times any vocabulary, is lost beside 1
+constexpr int64_t kGrain = 64;      // blocks per unit of work of a thread
+constexpr double kNothing = -50.0;  // exp(-50) times any vocabulary size is below the rounding of a sum >= 1
 
-// Memory that each thread keeps: fresh pages would cost as much as what is computed in them.
+// Memory that each thread reuses, because faults on new pages would cost as much as the computation.
 template <class T>
 T* scratch(int64_t size) {
     thread_local std::vector<T> memory;
@@ -34,7 +34,7 @@ __attribute__((always_inline)) inline Doubles widened(const float* p) {
     return __builtin_convertvector(load<Four>(p), Doubles);
 }
 
-// A whole block at `x`: where only n tokens are left, a copy with masked ones behind them.
+// A block of kBlock tokens at `x`. If only n tokens are left, this is a copy padded with -inf.
 template <class T>
 const T* whole_block(const T* x, int64_t n, T* room) {
     if (n == kBlock) return x;
@@ -43,7 +43,7 @@ const T* whole_block(const T* x, int64_t n, T* room) {
     return room;
 }
 
-// The largest of a block; `odd` is set where one is a NaN.
+// The largest logit of a block. Sets `odd` if one is NaN.
 template <class V, class T>
 __attribute__((always_inline)) inline T top_of(const T* x, bool& odd) {
     constexpr int64_t lanes = sizeof(V) / sizeof(T);
@@ -64,7 +64,7 @@ __attribute__((always_inline)) inline T top_of(const T* x, bool& odd) {
     return best;
 }
 
-// tops[b] = the largest of each block of x [n]; returns whether all are numbers.
+// tops[b] = the largest logit of block b of x [n]. Returns false if one is NaN.
 #define OUTRIDER_TOPS(T, V)                                                    \
     OUTRIDER_CLONES bool tops_of(const T* x, int64_t n, T* tops) {             \
         bool odd = false;                                                      \
@@ -94,7 +94,7 @@ struct Four {
     Doubles sum[2] = {}, scaled[2] = {};
 };
 
-// Sums over a block. `divides` and `surprisals` say what is wanted beside the exponentials.
+// Sums over a block. `divides`: the divisor is not 1. `surprisals`: sum weight * log(weight) too.
 template <bool divides, bool surprisals, class T>
 __attribute__((always_inline)) inline void sum_block(const T* x, double peak, double divisor, Four& sums) {
     for (int64_t i = 0; i < kBlock; i += 8)
@@ -102,7 +102,7 @@ __attribute__((always_inline)) inline void sum_block(const T* x, double peak, do
             Doubles scaled = widened(x + i + 4 * at) - peak;
             if (divides) scaled /= divisor;
             const Doubles weights = exp_clamped<Doubles, Words>(scaled), least = Doubles{} - 708.0;
-            sums.sum[at] += weights;  // one that should be 0 is lost beside the largest, which is 1
+            sums.sum[at] += weights;  // clamped weights are below the rounding of the sum, which is at least 1
             if (surprisals) sums.scaled[at] += weights * (scaled < least ? least : scaled);
         }
 }
@@ -135,7 +135,7 @@ __attribute__((always_inline)) inline Floats below(const double* x, double peak)
     return v;
 }
 
-// exp(x) in floats, by its Taylor polynomial to r^6; where x is below -87, as good as nothing.
+// exp(max(x, -87)) in float arithmetic, by the Taylor polynomial up to r^6.
 __attribute__((always_inline)) inline Floats rough_exp(const Floats& x) {
     typedef uint32_t Bits __attribute__((vector_size(32)));
     const Floats least = Floats{} - 87.0f;
@@ -168,14 +168,14 @@ OUTRIDER_ROUGH(float)
 OUTRIDER_ROUGH(double)
 #undef OUTRIDER_ROUGH
 
-// body(first block, last block) over all of them, on all threads where there is enough to do.
+// Calls body(first, last) for ranges [first, last) that cover all blocks. Uses all threads if there are many blocks.
 template <class Body>
 void sweep(int64_t blocks, const Body& body) {
     if (blocks < 4 * kGrain) return body(int64_t(0), blocks);
     pool().run([&](Team& team) { team.share(blocks, kGrain, body); });
 }
 
-// The sums of each block, added up in their order.
+// The sums of all blocks, added in block order.
 template <class T>
 Moments add_blocks(const RowScan<T>& scan, double divisor, bool surprisals) {
     Moments* parts = scratch<Moments>(scan.blocks);
@@ -244,7 +244,7 @@ double rough_sum_of_weights(const RowScan<T>& scan, double divisor) {
 template <class T>
 void find_above(const RowScan<T>& scan, double bound, std::vector<int64_t>& ids) {
     ids.clear();
-    // Rounding to T must not raise the bound.
+    // The margin keeps rounding to T from raising the bound.
     const T least = T(bound - 1e-6 * std::fabs(bound));
     for (int64_t b = 0; b < scan.blocks; ++b) {
         if (!(scan.tops[b] >= least)) continue;
@@ -257,7 +257,7 @@ template <class T>
 std::vector<int64_t> find_largest(const RowScan<T>& scan, int64_t k) {
     const T* row = scan.row;
     T least = -std::numeric_limits<T>::infinity();
-    if (k <= scan.blocks) {  // at least k tokens are no smaller than the k-th largest block's
+    if (k <= scan.blocks) {  // at least k tokens are not below the k-th largest of the block tops
         std::vector<T> tops(scan.tops, scan.tops + scan.blocks);
         std::nth_element(tops.begin(), tops.begin() + (k - 1), tops.end(), [](T a, T b) { return a > b; });
         least = tops[std::size_t(k - 1)];

@@ -1,15 +1,15 @@
-// What distributions, draws and log-probabilities look for in a row of logits: sums of exponentials, and the few tokens that
-// matter, found without looking at blocks of the row that cannot hold one. Double arithmetic in a fixed order and an
-// exponential of its own, so that what a row gives depends on nothing but the row: not on threads, on other rows, on the
-// processor or on the C library. Knows nothing about requests, models or Python.
+// Scans of one row of logits for distributions, draws and log-probabilities: sums of exponentials, and searches that skip
+// blocks which cannot contain a result. The arithmetic is in double, in a fixed order, with an exponential defined here. So
+// the result depends on the row only: not on threads, other rows, the processor or the C library. Knows nothing about
+// requests, models or Python.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
-// A second build of a loop for processors with AVX2, chosen when the library is loaded. Without contraction its wider
-// vectors give the very same bits. By GCC only: Clang lets no wide vector into or out of the inlined functions of a clone.
+// Compiles a loop a second time for processors with AVX2. The choice is made when the library is loaded. Both versions give
+// the same bits, because contraction is off. GCC only: Clang cannot pass wide vectors to inlined functions of a clone.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 #define OUTRIDER_CLONES __attribute__((target_clones("avx2", "default")))
 #else
@@ -18,20 +18,20 @@
 
 namespace outrider {
 
-constexpr int64_t kBlock = 128;  // tokens whose largest logit is known
+constexpr int64_t kBlock = 128;  // tokens per block
 
-// A row, and the largest logit of each block of it. Lives until the same thread scans its next row.
+// A row and the largest logit of each of its blocks. Valid until the same thread scans another row.
 template <class T>
 struct RowScan {
     const T* row;
     int64_t size;
-    const T* tops;  // [blocks]
+    const T* tops;  // [blocks], the largest logit of each block
     int64_t blocks;
-    double peak;  // the largest of all; NaN if one is NaN
+    double peak;  // the largest logit of the row; NaN if one is NaN
 
     int64_t begin(int64_t block) const { return block * kBlock; }
     int64_t end(int64_t block) const { return block + 1 < blocks ? (block + 1) * kBlock : size; }
-    // The logarithm of a token's weight, which is 1 for the most probable one.
+    // The logarithm of a token's weight. The most probable token has weight 1.
     double scaled(double logit, double divisor) const { return (logit - peak) / divisor; }
 };
 
@@ -40,22 +40,22 @@ RowScan<T> scan_row(const T* row, int64_t size);
 
 struct Moments {
     double sum = 0.0;     // of the weights
-    double scaled = 0.0;  // of weight times its logarithm
+    double scaled = 0.0;  // of weight times log(weight)
 };
 
-// Of exp(scaled), to the last places.
+// Sums over exp(scaled), accurate to a few units in the last place.
 template <class T>
 double sum_of_weights(const RowScan<T>& scan, double divisor);
 template <class T>
 Moments moments_of_weights(const RowScan<T>& scan, double divisor);
 
-// The same sum from floats: within kRough of it, relatively, for divisors that `rough_enough` names.
+// The same sum in float arithmetic: the relative error is below kRough if rough_enough(divisor).
 constexpr double kRough = 2e-5;
 inline bool rough_enough(double divisor) { return divisor >= 0.02 && divisor <= 100.0; }
 template <class T>
 double rough_sum_of_weights(const RowScan<T>& scan, double divisor);
 
-// The ids, ascending, of all tokens whose logit is at least `bound`, and perhaps of some a little below it.
+// The ids, ascending, of all tokens whose logit is at least `bound`. Some with logits slightly below it can be included.
 template <class T>
 void find_above(const RowScan<T>& scan, double bound, std::vector<int64_t>& ids);
 
@@ -63,28 +63,28 @@ void find_above(const RowScan<T>& scan, double bound, std::vector<int64_t>& ids)
 template <class T>
 std::vector<int64_t> find_largest(const RowScan<T>& scan, int64_t k);
 
-// How many tokens come before `token`, the most probable first and ties by lowest id.
+// Number of tokens before `token` in the order of decreasing logits, ties by lowest id.
 template <class T>
 int64_t count_before(const RowScan<T>& scan, int64_t token);
 
-// out[i] = exp((x[i] - peak) / divisor), on all threads where there is enough to do.
+// out[i] = exp((x[i] - peak) / divisor). Uses all threads if n is large.
 template <class T>
 void exp_all(const T* x, int64_t n, double peak, double divisor, double* out);
 
-// Eight sums side by side, then from the first to the last.
+// Adds up in eight lanes, then adds the lanes from the first to the last.
 double sum_of(const double* x, int64_t n);
 
-// Vectors that any processor computes with, in pieces where its own are narrower.
+// Vector types. The compiler splits them on processors with narrower registers.
 typedef double Doubles __attribute__((vector_size(32)));
 typedef float Floats __attribute__((vector_size(32)));
 typedef uint64_t Words __attribute__((vector_size(32)));
 
-// exp(x) for x <= 0, within 2 units in the last place; below -708 that of -708. V is double or a vector of them, U the
-// same of uint64_t; a lane's result is that of double.
+// exp(max(x, -708)) for x <= 0, within 2 units in the last place. V is double or a vector of double, U the same of
+// uint64_t. A lane of a vector gives the same bits as a double.
 template <class V, class U>
 __attribute__((always_inline)) inline V exp_clamped(const V& x) {
-    // x = n ln 2 + r with |r| <= ln 2 / 2; exp(r) by 1 + r + r^2 / 2 and the interpolation of the rest at Chebyshev nodes,
-    // relatively within 4e-17. Its terms are summed in pairs, which depend on each other less than one long chain would.
+    // x = n ln 2 + r with |r| <= ln 2 / 2. exp(r) is 1 + r + r^2 / 2 plus a polynomial that interpolates the rest at
+    // Chebyshev nodes; its relative error is below 4e-17. Terms are summed in pairs to shorten the dependency chain.
     constexpr double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
     const V least = V{} - 708.0;
     const V clamped = x < least ? least : x;
@@ -106,7 +106,7 @@ __attribute__((always_inline)) inline V exp_clamped(const V& x) {
     return p * scale;
 }
 
-// The same, but 0 below -708.
+// The same, with 0 for x < -708.
 template <class V, class U>
 __attribute__((always_inline)) inline V exp_negative_of(const V& x) {
     const V least = V{} - 708.0, zero = V{}, result = exp_clamped<V, U>(x);

@@ -9,13 +9,13 @@ namespace {
 
 constexpr double kNucleusFloors[] = {1e-2, 1e-4, 1e-7, 0.0};
 constexpr double kTypicalRadii[] = {2.0, 4.0, 8.0, 16.0, std::numeric_limits<double>::infinity()};
-constexpr std::size_t kFew = 64;         // as many are sorted as they are
-constexpr std::size_t kBuckets = 4096;  // of 1/64 octave
+constexpr std::size_t kFew = 64;        // up to this many tokens are sorted without buckets
+constexpr std::size_t kBuckets = 4096;  // each covers 1/64 of an octave
 
-// A temperature of zero would make 0 / 0 of the peak itself.
+// A temperature of zero would give 0 / 0 at the peak.
 inline double divisor_of(double temperature) { return std::max(temperature, std::numeric_limits<double>::min()); }
 
-// A bound of logits by one of their scaled values.
+// A logit that is not above any logit whose scaled value is at least `scaled`.
 template <class T>
 double logit_at(const RowScan<T>& scan, double scaled, double divisor) {
     return scan.peak + scaled * divisor - 1e-6 * (std::fabs(scan.peak) + std::fabs(scaled * divisor));
@@ -28,7 +28,7 @@ void weigh(const RowScan<T>& scan, double divisor, Survivors& found) {
         found.weights[i] = exp_negative(scan.scaled(double(scan.row[found.ids[i]]), divisor));
 }
 
-// Keep the places that `keep` lists in ascending order.
+// Keep the entries whose indices `keep` lists in ascending order.
 void keep_places(Survivors& found, const std::vector<int64_t>& keep) {
     for (std::size_t i = 0; i < keep.size(); ++i) {
         found.ids[i] = found.ids[std::size_t(keep[i])];
@@ -38,7 +38,7 @@ void keep_places(Survivors& found, const std::vector<int64_t>& keep) {
     found.weights.resize(keep.size());
 }
 
-inline int64_t bits_of(double x) {  // for x >= 0 they are in order as x is
+inline int64_t bits_of(double x) {  // increasing in x for x >= 0
     int64_t bits;
     std::memcpy(&bits, &x, sizeof bits);
     return bits;
@@ -48,7 +48,7 @@ inline std::size_t bucket(int64_t bits) {
     return std::size_t(std::min(std::max(bits >> 46, int64_t(0)), int64_t(kBuckets - 1)));
 }
 
-// The largest weight first.
+// Order by weight, the largest first.
 struct ByWeight {
     const std::vector<double>& weights;
     std::size_t bucket_of(std::size_t i) const { return bucket(bits_of(1.0) - bits_of(weights[i])); }
@@ -57,7 +57,7 @@ struct ByWeight {
     }
 };
 
-// The smallest distance first.
+// Order by distance, the smallest first.
 struct ByDistance {
     const std::vector<double>& distance;
     std::size_t bucket_of(std::size_t i) const { return bucket(bits_of(distance[i]) - bits_of(0x1p-32)); }
@@ -66,13 +66,13 @@ struct ByDistance {
     }
 };
 
-// Keep the fewest first tokens in that order whose weights reach `mass`; all if they do not. Where it decides anything
-// that the mass is only known to be in [mass, most], returns false instead. Only the tokens of the one bucket in which
-// the mass is reached are sorted; buckets are in order too.
+// Keep the shortest prefix in the given order whose weights sum to at least the wanted mass; all tokens if none does. The
+// wanted mass is known to lie in [mass, most]. Returns false, with no change, if the result depends on where. Buckets
+// follow the order, so only the bucket in which the mass is reached is sorted.
 template <class Order>
 bool cut(Survivors& found, const Order& by, double mass, double most) {
     const std::size_t size = found.ids.size();
-    std::size_t last = 0;  // the bucket in which it is reached
+    std::size_t last = 0;  // the bucket in which the mass is reached
     double reached = 0.0;
     if (size > kFew) {
         std::vector<double> held(kBuckets, 0.0);
@@ -100,13 +100,14 @@ bool cut(Survivors& found, const Order& by, double mass, double most) {
     return true;
 }
 
-// Keep the nucleus of `found`, whose share of a mass in [low, high] reaches top_p; false if that leaves it open.
+// Keep the nucleus: the smallest set of largest weights that reaches top_p of a mass in [low, high]. Returns false if the
+// set depends on where in that interval the mass is.
 bool keep_nucleus(Survivors& found, double top_p, double low, double high) {
     const std::vector<double> weights = found.weights;
     return cut(found, ByWeight{weights}, top_p * low, top_p * high);
 }
 
-// The nucleus of a whole row. A rough sum of all weights nearly always tells it; where it does not, the sum is made well.
+// The nucleus of a whole row. A rough sum of all weights is nearly always enough; otherwise the exact sum is computed.
 template <class T>
 Survivors nucleus(const RowScan<T>& scan, double divisor, double top_p) {
     Survivors found;
@@ -129,8 +130,8 @@ void keep_likely(Survivors& found, double min_p) {
     keep_places(found, keep);
 }
 
-// Keep the most typical of `found`; `sum` and `center` are the whole mass and the mean of the scaled logits by it.
-// The distance of a surprisal from the entropy is that of the scaled logit from the center.
+// Keep the most typical tokens of `found`. `sum` is the total weight and `center` the weighted mean of the scaled logits.
+// |surprisal - entropy| of a token equals |scaled logit - center|.
 template <class T>
 void keep_typical(const RowScan<T>& scan, double divisor, double typical_p, double sum, double center, Survivors& found) {
     std::vector<double> distance(found.ids.size());
@@ -173,7 +174,7 @@ template <class T>
 Survivors survivors(const RowScan<T>& scan, const SamplingOptions& options) {
     const double divisor = divisor_of(options.temperature);
     Survivors found;
-    if (options.top_k > 0 && options.top_k < scan.size) {  // temperature keeps the order
+    if (options.top_k > 0 && options.top_k < scan.size) {  // temperature does not change the order
         found.ids = find_largest(scan, options.top_k);
         weigh(scan, divisor, found);
         if (options.top_p < 1.0) {

@@ -1,5 +1,5 @@
-// From a row of logits to the distribution of the next token, a draw from it, and log-probabilities. As row_scan.h
-// promises, the result depends on nothing but the row, the options and the key. Knows nothing about requests or models.
+// From a row of logits to the distribution of the next token, a draw from it, and log-probabilities. The results depend on
+// the row, the options and the key only; see row_scan.h. Knows nothing about requests or models.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace outrider {
 
-// X(type, name, default) for each option; the Python bindings take them by these names. top_k 0 keeps all tokens.
+// X(type, name, default) for each option. The Python bindings use these names. top_k 0 keeps all tokens.
 #define OUTRIDER_SAMPLING_OPTIONS(X) \
     X(double, temperature, 1.0)      \
     X(int64_t, top_k, 0)             \
@@ -30,28 +30,29 @@ struct SamplingOptions {
 // The tokens that truncation keeps.
 struct Survivors {
     std::vector<int64_t> ids;     // ascending
-    std::vector<double> weights;  // of the ids: exp(scaled), the largest of the row being 1
+    std::vector<double> weights;  // per id: exp(scaled); the largest of the row is 1
 };
 
 struct TokenReport {
     double logprob = 0.0;
-    int64_t rank = 0;  // 1: the most probable; ties by lowest id
-    std::vector<std::pair<int64_t, double>> top;  // most probable first, without those that have no chance
+    int64_t rank = 0;  // 1 is the most probable token; ties by lowest id
+    std::vector<std::pair<int64_t, double>> top;  // (id, logprob), most probable first, without tokens of probability 0
 };
 
-// Each of these wants a scan whose peak is finite. T is float or double.
+// These functions need a scan with a finite peak. T is float or double.
 template <class T>
 void dense_probabilities(const RowScan<T>& scan, double temperature, double* probs);
 template <class T>
-Survivors survivors(const RowScan<T>& scan, const SamplingOptions& options);  // of options that truncate
+Survivors survivors(const RowScan<T>& scan, const SamplingOptions& options);  // needs options.truncates(scan.size)
 template <class T>
 TokenReport token_report(const RowScan<T>& scan, int64_t token, int64_t num_top);
-// A draw from the distribution, as keyed_draw of it but for rounding, without making it.
+// The token that keyed_draw returns for the distribution, which is not computed here. The two can differ only if the two
+// largest weight / E agree within a relative 2^-50; sampling/draw.py derives this bound.
 template <class T>
 int64_t draw_token(const RowScan<T>& scan, const SamplingOptions& options, uint64_t key);
 
-// The index with the largest weight / E, where E = -log(u) and u is the uniform number of (key, index): a draw by
-// `weights` [size], which are non-negative with a positive finite sum. Returns -1 if they are not, and their sum.
+// A draw by `weights` [size]: the index with the largest weight / E, where E = -log(u) and u is the uniform number of
+// (key, index). The weights must be non-negative with a positive finite sum; returns -1 otherwise. *total is their sum.
 int64_t keyed_draw(const double* weights, int64_t size, uint64_t key, double* total);
 
 }  // namespace outrider

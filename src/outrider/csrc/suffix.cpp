@@ -8,7 +8,7 @@ namespace {
 
 constexpr int32_t kEnd = -1;
 
-// A hash of `count` tokens that end before `end`.
+// A hash of the `count` tokens before `end`.
 inline uint64_t gram_hash(const int32_t* end, int64_t count) {
     uint64_t h = 0x9E3779B97F4A7C15ull * uint64_t(count);
     for (int64_t i = 1; i <= count; ++i) h = (h ^ uint32_t(end[-i])) * 0xBF58476D1CE4E5B9ull, h ^= h >> 29;
@@ -44,7 +44,7 @@ void SuffixIndex::push(int32_t token) {
     if (token != kEnd) link(size_ - 1);
 }
 
-// `place` holds what followed the n-grams before it.
+// Add `place` to the lists of the n-grams that end before it.
 void SuffixIndex::link(int64_t place) {
     int32_t latest[kGrams[kLevels - 1]];
     const int64_t known = std::min(place - std::max(text_start_, oldest()), kGrams[kLevels - 1]);
@@ -58,7 +58,7 @@ void SuffixIndex::link(int64_t place) {
         if (kGrams[level] > known) links_[level][size_t(place % capacity_)] = 0;
 }
 
-// Before the ring turns for the first time, places are indexes; so tokens stay and only the links are made anew.
+// Only called before the ring buffer wraps around, when positions are array indices. So tokens stay and links are rebuilt.
 void SuffixIndex::grow(int64_t least) {
     const int64_t count = size_, start = text_start_;
     while (capacity_ < std::min(limit_, least)) capacity_ = std::min(limit_, 2 * capacity_);
@@ -84,11 +84,11 @@ int64_t SuffixIndex::place_of(uint32_t low, int64_t before) const {
     return place < before && place > oldest() ? place : -1;
 }
 
-// Latest first within a length class; every length is exact up to kMaxMatch.
+// Longer n-grams first, and the latest match first for each. Lengths are exact up to kMaxMatch.
 std::vector<SuffixIndex::Match> SuffixIndex::matches(const int32_t* tail, int64_t count, int64_t min_match) const {
     std::vector<Match> found;
     const int32_t* end = tail + count;
-    int64_t longer = kMaxMatch + 1;  // matches at least so long were found at a level before
+    int64_t longer = kMaxMatch + 1;  // matches of at least this length were found at an earlier level
     for (int level = kLevels - 1; level >= 0; --level) {
         const int64_t gram = kGrams[level];
         if (gram > count || int64_t(found.size()) >= kMaxMatches / 2) continue;
@@ -117,7 +117,7 @@ SuffixDraft SuffixIndex::propose(const int32_t* tail, int64_t count, const Suffi
     return best(matches(tail, count, options.min_match), false, options);
 }
 
-// Few long matches against many short ones: the set that promises the most.
+// Choose between few long matches and many short ones: the set with the most expected accepted tokens.
 SuffixDraft SuffixIndex::best(const std::vector<Match>& found, bool own, const SuffixOptions& options) const {
     SuffixDraft chosen;
     if (found.empty() || options.max_tokens < 1) return chosen;
@@ -133,7 +133,7 @@ SuffixDraft SuffixIndex::best(const std::vector<Match>& found, bool own, const S
         if (least < options.min_match) break;
         const auto enough = [least](const Match& match) { return match.length >= least; };
         const std::ptrdiff_t more = std::count_if(found.begin(), found.end(), enough);
-        if (more == taken) continue;  // the same matches, trusted less
+        if (more == taken) continue;  // the same matches with lower estimates
         taken = more;
         SuffixDraft draft_ = draft(found, least, own, options);
         if (draft_.expected > chosen.expected) chosen = std::move(draft_);
@@ -141,17 +141,17 @@ SuffixDraft SuffixIndex::best(const std::vector<Match>& found, bool own, const S
     return chosen;
 }
 
-// Grow the tree of what followed the matches of at least `least` tokens, the most probable token first.
+// Grow a tree of the continuations of all matches of at least `least` tokens, the most probable token first.
 //
-// Of n matches that agree so far, c of which go on with a token, the token's chance is taken as c / (n + 1 / m), where m
-// is the length of the match with what was drafted since: a match that went on for long goes on.
+// Let n matches agree with the draft so far, and let c of them continue with a token. The estimated probability of the
+// token is c / (n + 1 / m), where m is the length of the match plus the drafted tokens: longer matches are more reliable.
 SuffixDraft SuffixIndex::draft(const std::vector<Match>& found, int64_t least, bool own,
                                const SuffixOptions& options) const {
     struct Node {
         int32_t parent, depth;
         int64_t children = 0;
         double chance;
-        std::vector<int64_t> places;  // of the matches that agree up to here: where they go on
+        std::vector<int64_t> places;  // per match that agrees with the path: the position of its next token
         std::vector<int32_t> path;
     };
     struct Child {
@@ -176,7 +176,7 @@ SuffixDraft SuffixIndex::draft(const std::vector<Match>& found, int64_t least, b
             if (place < size_) {
                 token = place > oldest() ? at(place) : kEnd;
             } else if (own && place - size_ < int64_t(node.path.size())) {
-                token = node.path[size_t(place - size_)];  // the match runs into the text's end, which goes on as drafted
+                token = node.path[size_t(place - size_)];  // past the end of the text, the match continues in the draft
             }
             if (token == kEnd) continue;
             size_t i = first;

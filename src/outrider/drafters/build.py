@@ -1,4 +1,4 @@
-"""From settings to drafters. What needs a model is handed in, because models are loaded above this layer."""
+"""Build the drafters that the settings ask for. The caller passes in a drafter that needs a draft model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from outrider.errors import ConfigError
 
 @dataclass(frozen=True)
 class Drafters:
-    """Drafters that look text up, at most one that spends time, the name of the whole, and the most tokens that the
-    latter drafts in a round.
+    """The drafters of one engine.
+
+    retrieval         drafters that look text up; they cost almost no time
+    model             at most one drafter that needs time: a draft model, or the user's own drafter
+    name              the name of the method in statistics
+    model_max_tokens  largest number of tokens that ``model`` drafts per step
     """
 
     retrieval: Sequence[Drafter] = ()
@@ -29,10 +33,10 @@ class Drafters:
 
 
 def build_drafters(config: SpeculativeConfig, model_drafter: Drafter | None) -> Drafters:
-    """The drafters that ``config`` asks for; none for ``off``.
+    """The drafters for ``config``; none for ``off``.
 
-    ``model_drafter`` is that of the draft model, where one is asked for. Raises ``ConfigError`` if a class of the
-    user's own cannot be imported or made.
+    ``model_drafter`` runs the draft model; None if there is none. Raises ``ConfigError`` if the user's own drafter
+    cannot be imported or constructed, or if it lacks a method or a name.
     """
     method = config.resolved_method
     if method == "off":
@@ -55,7 +59,7 @@ def build_drafters(config: SpeculativeConfig, model_drafter: Drafter | None) -> 
 
 
 def _own(config: SpeculativeConfig) -> Drafter:
-    """The user's own drafter: an object as it is, or an object of the class that is named."""
+    """The user's own drafter: ``method`` itself, or a new object of the class that it names."""
     drafter: Any = config.method
     if config.plugin:
         module, _, name = config.method.partition(":")
@@ -66,8 +70,8 @@ def _own(config: SpeculativeConfig) -> Drafter:
             drafter = drafter(**config.options)
         except Exception as error:
             raise ConfigError(
-                f"drafter {config.method!r} cannot be made: {type(error).__name__}: {error}; "
-                f"the module must be importable and the class take the given options"
+                f"drafter {config.method!r} cannot be created: {type(error).__name__}: {error}; "
+                f"the module must be importable, and the class must accept the given options"
             ) from error
     if (verb := missing_verb(drafter)) is not None:
         raise ConfigError(f"drafter {config.method!r} lacks the method {verb!r}")

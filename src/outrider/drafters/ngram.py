@@ -1,6 +1,6 @@
-"""Prompt lookup (Saxena 2023): propose what followed the last occurrence of the latest tokens.
+"""Prompt lookup (Saxena 2023): propose the tokens that followed the latest earlier occurrence of the last n tokens.
 
-Costs nothing but a dictionary look-up, and wins where the output repeats its input or itself.
+A proposal costs dictionary look-ups only. It helps where the output repeats the prompt or itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NGram = tuple[int, ...]
 
 
 class _Index:
-    """For each n-gram of one request the place after its latest occurrence that something follows."""
+    """For each n-gram of one request, the index of the token after its latest occurrence that has a next token."""
 
     def __init__(self) -> None:
         self.num_indexed = 0
@@ -22,7 +22,11 @@ class _Index:
 
 
 class NGramDrafter(DrafterDefaults):
-    """Longest match first, among equals the latest; an index per request makes a step independent of its length."""
+    """Proposes the continuation of the longest match, and of the latest one among equally long matches.
+
+    An index per request makes the cost of a step independent of the length of text. Raises ``ValueError`` unless
+    1 <= ``min_match`` <= ``max_match``, both in tokens.
+    """
 
     name = "ngram"
 
@@ -33,11 +37,11 @@ class NGramDrafter(DrafterDefaults):
         self._indexes: dict[str, _Index] = {}
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
-        """Point-mass proposals; empty where nothing matches."""
+        """Point-mass proposals; empty for requests without a match."""
         return [self._propose(entry) for entry in batch]
 
     def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to roll back: only committed tokens are ever indexed."""
+        """No effect: only committed tokens are indexed, so there is nothing to roll back."""
 
     def forget(self, request_id: str) -> None:
         """Drop the request's index."""
@@ -54,7 +58,7 @@ class NGramDrafter(DrafterDefaults):
         return Proposal()
 
     def _extend(self, index: _Index, tokens: list[int]) -> None:
-        # Ends [num_indexed, len(tokens)) are new: the n-gram that ends before `end` is followed by tokens[end].
+        # Ends in [num_indexed, len(tokens)) are new. tokens[end] follows the n-gram tokens[end - length : end].
         for end in range(max(index.num_indexed, 1), len(tokens)):
             for length in self._lengths:
                 if length <= end:
@@ -63,9 +67,9 @@ class NGramDrafter(DrafterDefaults):
 
 
 def _continuation(tokens: list[int], place: int, count: int) -> NGram:
-    """``count`` tokens from ``place`` on; a continuation that reaches the end goes on with its own beginning.
+    """``count`` tokens from index ``place``. A continuation that reaches the end of the text restarts at ``place``.
 
-    If the latest tokens match ``period`` tokens earlier, the text is taken to repeat with that period.
+    The last tokens match those ``period`` tokens earlier, so the text is assumed to repeat with that period.
     """
     period = len(tokens) - place
     return tuple(tokens[place + i % period] for i in range(count))

@@ -1,6 +1,7 @@
-"""Drafting from text that the caller expects as the answer: "predicted outputs", such as a file that is to be edited.
+"""Draft from the output that the caller expects ("predicted outputs"), for example a file to be edited.
 
-Follows the prediction token by token; where the answer departs from it, finds the place at which it comes back.
+The drafter follows the prediction token by token. Where the output differs, it searches the prediction for the position
+at which the output continues.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from outrider.drafters.base import DrafterDefaults, DraftRequest, Proposal
 from outrider.request import Request
 
 _LONGEST = 4
-"""As many of the latest tokens are looked for in the prediction, fewer if so many do not occur."""
+"""Longest n-gram, in tokens, that is searched for in the prediction. Shorter ones are tried if it does not occur."""
 _WINDOW = 64
-"""A single token is only looked for so far ahead: further on it would be found by chance."""
+"""Search distance, in tokens, for a single token. A match further ahead is likely a coincidence."""
 
 
 @dataclass
 class _Followed:
-    """One request's prediction, and how far the answer has come in it."""
+    """The prediction of one request, and the position in it that the output has reached."""
 
     tokens: tuple[int, ...]
     places: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-    """n-gram -> the places after each of its occurrences, ascending."""
+    """From an n-gram to the ascending positions after its occurrences."""
     at: int = 0
-    """The place that is expected next."""
+    """The position of the next expected token."""
     left: int = 0
-    """The place up to which the answer last agreed: where it departed, if it has."""
+    """The position after the last token of the prediction that the output agreed with."""
     num_seen: int = 0
-    """Output tokens that ``at`` has been moved by."""
+    """Number of output tokens that ``at`` accounts for."""
 
     def __post_init__(self) -> None:
         for end in range(1, len(self.tokens) + 1):
@@ -38,7 +39,7 @@ class _Followed:
                 self.places.setdefault(self.tokens[end - length : end], []).append(end)
 
     def follow(self, output: Sequence[int]) -> None:
-        """Move on by the output tokens not seen yet."""
+        """Update the position by the output tokens after the first ``num_seen``."""
         for count in range(self.num_seen + 1, len(output) + 1):
             expected = self.tokens[self.at] if self.at < len(self.tokens) else None
             if output[count - 1] == expected:
@@ -49,9 +50,10 @@ class _Followed:
         self.num_seen = len(output)
 
     def _anchor(self, output: Sequence[int]) -> tuple[int, bool]:
-        """The place after the longest of the latest n-grams, and True: the nearest ahead, else the nearest behind.
+        """The position after the longest matching n-gram at the end of ``output``, and whether one was found.
 
-        If not even the last token is near, it is taken to stand in place of the one expected, and False.
+        The nearest match after ``left`` is preferred to the nearest one before it. If there is no match, the last
+        token is assumed to replace the expected one.
         """
         for length in range(min(_LONGEST, len(output)), 0, -1):
             places = self.places.get(tuple(output[-length:]), [])
@@ -64,7 +66,7 @@ class _Followed:
 
 
 class PredictionDrafter(DrafterDefaults):
-    """Point-mass drafts from each request's ``prediction_token_ids``; none for requests that bring none."""
+    """Point-mass drafts from each request's ``prediction_token_ids``."""
 
     name = "prediction"
 
@@ -72,14 +74,14 @@ class PredictionDrafter(DrafterDefaults):
         self._followed: dict[str, _Followed] = {}
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
-        """What comes next in the predictions."""
+        """The next tokens of each prediction; empty for requests without one."""
         return [self._propose(entry) for entry in batch]
 
     def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to roll back: the place is found from committed tokens only."""
+        """No effect: the position depends on committed tokens only, so there is nothing to roll back."""
 
     def forget(self, request_id: str) -> None:
-        """Drop the request's place; it is found anew from its tokens."""
+        """Drop the request's position. It is computed again from the output if the request continues."""
         self._followed.pop(request_id, None)
 
     def _propose(self, entry: DraftRequest) -> Proposal:

@@ -1,8 +1,8 @@
-"""Suffix drafting (Oliaro et al. 2024, arXiv 2411.04975): what followed the latest tokens before, by how often it did.
+"""Suffix drafting (Oliaro et al. 2024, arXiv 2411.04975): propose the most frequent continuation of the last tokens.
 
-Looked for in the request's own prompt and output, and in the outputs of requests that ended, which stay for all that
-come after. Needs no model, and a step costs the same however much text there is; wins where texts repeat: edited files,
-agents, templates, conversations.
+Matches come from the request's own prompt and output, and from the outputs of finished requests. No model is needed.
+The cost of a step does not depend on the length of text. It helps where texts repeat: edited files, agents, templates,
+conversations.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from outrider.request import Request
 
 
 class SuffixDrafter(DrafterDefaults):
-    """Of what the request's own text and earlier outputs suggest, the draft that promises more accepted tokens.
+    """Drafts from the request's own text or from earlier outputs, whichever has more expected accepted tokens.
 
-    A match of m tokens lets a draft of any length follow, token by token while its estimated chance to be reached
-    and accepted is at least ``floor``; the estimate is described in csrc/suffix.cpp. Proposals are point masses.
+    A draft continues while the estimated probability that its next token is reached and accepted is at least ``floor``.
+    csrc/suffix.cpp describes the estimate. Proposals are point masses.
     """
 
     name = "suffix"
@@ -27,9 +27,10 @@ class SuffixDrafter(DrafterDefaults):
     def __init__(
         self, *, min_match: int = 1, floor: float = 0.2, cache_tokens: int = 1 << 20, max_text_tokens: int = 1 << 20
     ) -> None:
-        """``cache_tokens`` of earlier outputs are kept, the oldest forgotten first; 0 keeps none.
+        """Keep the latest ``cache_tokens`` tokens of earlier outputs (0 keeps none).
 
-        Raises ``ConfigError`` where the native library is not built.
+        ``min_match`` is the shortest match in tokens, ``floor`` is in [0, 1]. Of a request's own text the latest
+        ``max_text_tokens`` are indexed. Raises ``ConfigError`` if the native library is not built.
         """
         self._min_match, self._floor = min_match, floor
         self._texts = TextIndexes(max_text_tokens)
@@ -37,18 +38,18 @@ class SuffixDrafter(DrafterDefaults):
 
     @property
     def nbytes(self) -> int:
-        """Memory of all indexes in bytes: 36 for each token of the room that they have; any thread may ask."""
+        """Memory of all indexes in bytes: 36 per token of capacity. Safe to call from any thread."""
         return self._texts.nbytes + (self._past.nbytes if self._past is not None else 0)
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
-        """Point-mass proposals; empty where nothing matches."""
+        """Point-mass proposals; empty for requests without a match."""
         return [self._propose(entry) for entry in batch]
 
     def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to roll back: only committed tokens are ever indexed."""
+        """No effect: only committed tokens are indexed, so there is nothing to roll back."""
 
     def forget(self, request_id: str) -> None:
-        """Drop the request's own index; the output of one that ended stays for others."""
+        """Drop the request's own index. The output of a finished request is kept for later requests."""
         request = self._texts.forget(request_id)
         if request is not None and request.finished and self._past is not None:
             self._past.extend(request.output_token_ids)
@@ -60,7 +61,7 @@ class SuffixDrafter(DrafterDefaults):
         token_ids, _, chances, _ = self._texts.of(request).propose(most, min_match=least, floor=floor)
         if self._past is not None and self._past.size:
             tail = request.token_ids[-TAIL:]
-            others, _, promises, _ = self._past.propose_after(tail, most, min_match=least, floor=floor)
-            if sum(promises) > sum(chances):
-                token_ids, chances = others, promises
+            others, _, other_chances, _ = self._past.propose_after(tail, most, min_match=least, floor=floor)
+            if sum(other_chances) > sum(chances):
+                token_ids, chances = others, other_chances
         return Proposal(tuple(token_ids), chances=tuple(chances))

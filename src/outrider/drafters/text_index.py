@@ -1,4 +1,4 @@
-"""Native indexes of requests' own texts, caught up when asked for. What follows from a match is csrc/suffix.cpp's."""
+"""Native suffix indexes of the requests' own texts, updated when they are used; see csrc/suffix.h."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from outrider.native import library
 
 TAIL = 64
-"""As many of the latest tokens are looked for, at most."""
+"""Number of last tokens that are compared, at most: the longest match."""
 
 
 class TextIndexes:
-    """An index of committed tokens for each request."""
+    """One suffix index of committed tokens per request."""
 
     def __init__(self, max_text_tokens: int = 1 << 20) -> None:
-        """Of longer texts the latest ``max_text_tokens`` are kept.
+        """Index the latest ``max_text_tokens`` tokens of each request.
 
-        Raises ``ConfigError`` where the native library is not built.
+        Raises ``ConfigError`` if the native library is not built.
         """
         self._new_index = native.library.SuffixIndex
         self._max_text_tokens = max_text_tokens
@@ -29,11 +29,11 @@ class TextIndexes:
 
     @property
     def nbytes(self) -> int:
-        """Memory in bytes: 36 for each token of the room that the indexes have; any thread may ask."""
+        """Memory of all indexes in bytes: 36 per token of capacity. Safe to call from any thread."""
         return sum(index.nbytes for _, index, _ in list(self._texts.values()))
 
     def of(self, request: Request) -> library.SuffixIndex:
-        """The request's index, with all of ``request.token_ids``."""
+        """The request's index, updated with all of ``request.token_ids``."""
         _, index, num_indexed = self._texts.get(request.request_id, (request, None, 0))
         if index is None:
             index = self._new_index(min(self._max_text_tokens, request.max_total_tokens))
@@ -43,21 +43,21 @@ class TextIndexes:
         return index
 
     def forget(self, request_id: str) -> Request | None:
-        """Drop the request's index; the request, if there was one."""
+        """Drop the request's index and return the request; None if there was no index."""
         request, _, _ = self._texts.pop(request_id, (None, None, 0))
         return request
 
 
 class DraftLookUp:
-    """What may follow a request's text and some drafts, by what followed the like in the text."""
+    """Looks up likely continuations of a request's text plus some drafts in the request's own text."""
 
     def __init__(self, indexes: TextIndexes, request: Request, floor: float) -> None:
-        """Tokens whose estimated chance is below ``floor`` are left out."""
+        """Leave out tokens whose estimated probability is below ``floor``, in [0, 1]."""
         self._index = indexes.of(request)
         self._before = request.token_ids[-TAIL:]
         self._floor = floor
 
     def __call__(self, drafted: Sequence[int], most: int) -> list[int]:
-        """At most ``most`` tokens to follow ``drafted``."""
+        """At most ``most`` tokens after ``drafted``; empty without a match."""
         tail = [*self._before, *drafted][-TAIL:]
         return self._index.propose_after(tail, most, floor=self._floor)[0]

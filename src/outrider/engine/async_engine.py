@@ -20,7 +20,7 @@ from typing import Protocol
 from outrider.engine.engine import Engine
 from outrider.engine.mailbox import Mailbox, call_in_loop, deliver
 from outrider.engine.parallel_sampling import joined, one_each
-from outrider.errors import EngineUnavailableError, InvalidRequestError, QueueFullError, RequestFailedError
+from outrider.errors import EngineUnavailableError, InvalidRequestError, QueueFullError, RequestFailedError, counted
 from outrider.outputs import RequestOutput, StreamPiece
 from outrider.request import Request
 from outrider.request_state import RequestState
@@ -52,7 +52,7 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineLoad:
     """What the engine has to do at this moment; ``kv_usage`` is the share of blocks in use, 0 to 1."""
 
     num_running: int
@@ -60,7 +60,7 @@ class Load:
     kv_usage: float
 
 
-class Answers:
+class Submission:
     """The answers to jobs that were submitted together, as they come: an async iterator of (index of the job, piece).
 
     ``outputs[index]`` is there once that answer has ended; a failed one has ``error`` set. Whoever stops reading must
@@ -72,7 +72,7 @@ class Answers:
         self._mailbox = mailbox
         self.outputs: list[RequestOutput | None] = [None] * mailbox.size
 
-    def __aiter__(self) -> Answers:
+    def __aiter__(self) -> Submission:
         return self
 
     async def __anext__(self) -> tuple[int, StreamPiece]:
@@ -152,18 +152,18 @@ class AsyncEngine:
         self._thread.start()
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """How busy the engine is; may be read from any thread."""
         scheduler, kv = self.engine.scheduler, self.engine.runner.kv
         num_running = len(scheduler.running)
-        return Load(num_running, max(0, self._num_live - num_running), 1.0 - kv.num_free_blocks / kv.num_blocks)
+        return EngineLoad(num_running, max(0, self._num_live - num_running), 1.0 - kv.num_free_blocks / kv.num_blocks)
 
     @property
     def refusing(self) -> str | None:
         """Why new requests are refused; None while they are taken."""
         return self.failure or self._refusing
 
-    async def submit(self, jobs: Sequence[Job], *, priority: int = 0) -> Answers:
+    async def submit(self, jobs: Sequence[Job], *, priority: int = 0) -> Submission:
         """Take on all of ``jobs``, or none; those of lower ``priority`` go first.
 
         Raises ``InvalidRequestError`` if one can not be served, ``QueueFullError`` if there is no room for all of them
@@ -175,18 +175,21 @@ class AsyncEngine:
                 raise EngineUnavailableError(self.refusing)
             if len(jobs) > self.max_requests:
                 raise InvalidRequestError(
-                    f"{len(jobs)} answers at once, but this engine holds at most {self.max_requests}; ask for fewer",
+                    f"{counted(len(jobs), 'answer')} at once, but this engine holds at most {self.max_requests}; "
+                    f"ask for fewer",
                     param="n",
                 )
             if self._num_live + len(jobs) > self.max_requests:
+                verb = "is" if self._num_live == 1 else "are"
                 raise QueueFullError(
-                    f"{self._num_live} requests are running or waiting and {self.max_requests} is the most; try later"
+                    f"{counted(self._num_live, 'request')} {verb} running or waiting and {self.max_requests} is the "
+                    f"most; try later"
                 )
             mailbox.request_ids = tuple(f"request-{next(self._ids)}" for _ in jobs)
             self._num_live += len(jobs)
             self._inbox.append(lambda: self._add(jobs, mailbox, priority))
             self._wake.notify()
-        answers = Answers(self, mailbox)
+        answers = Submission(self, mailbox)
         try:
             await mailbox.accepted
         except asyncio.CancelledError:
@@ -198,7 +201,7 @@ class AsyncEngine:
         return answers
 
     async def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[StreamPiece]:
-        """What each step adds to the answer to one prompt (``n`` must be 1).
+        """What each step adds to the answer to one prompt (``n`` must be 1); the last piece has the ``output``.
 
         Closing the iterator, or cancelling its reader, ends the request. Raises what ``submit`` raises, and
         ``RequestFailedError`` if the request fails on the way.
@@ -206,7 +209,7 @@ class AsyncEngine:
         answers = await self.submit([(prompt_token_ids, params)])
         try:
             async for _, piece in answers:
-                yield piece
+                yield piece if piece.finish_reason is None else replace(piece, output=answers.outputs[0])
         finally:
             answers.abort()
         (output,) = answers.outputs

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from outrider.detokenizer import Detokenizer, TokenStream
 from outrider.engine.step import step
 from outrider.engine.verify import verify
-from outrider.errors import InvalidRequestError
+from outrider.errors import InvalidRequestError, counted
 from outrider.models.logits import Logits
-from outrider.outputs import CompletionOutput, FinishReason, RequestOutput, StreamPiece
+from outrider.outputs import CompletionOutput, FinishReason, RequestOutput, SpeculationStatus, StreamPiece
 from outrider.request_state import RequestState
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import Grammar, GrammarCompiler
@@ -68,7 +68,7 @@ class Engine:
         limits: EngineLimits,
         *,
         seed: int | None = None,
-        speculation: str = "",
+        speculation: SpeculationStatus | None = None,
         verify_with: Verify = verify,
         noise_for: Callable[[int], Noise] = KeyedNoise,
     ) -> None:
@@ -83,7 +83,8 @@ class Engine:
         self.max_model_len = min(limits.max_model_len, runner.kv.capacity)
         self.vocab_size = runner.model.vocab_size
         self.verify = verify_with
-        self.speculation = speculation or (speculator.name if speculator.active else "inactive: no drafter")
+        no_drafter = SpeculationStatus(inactive_reason="no drafter")
+        self.speculation = speculation or (SpeculationStatus(speculator.name) if speculator.active else no_drafter)
         self._text = text
         self._noise_for = noise_for
         self._seeds = random.Random(seed)
@@ -134,21 +135,22 @@ class Engine:
             detokenizer=Detokenizer(self._text.new_stream(params.skip_special_tokens), params.stop),
         )
         request.metrics.arrival_time = time.monotonic()
-        request.metrics.speculation = self.speculation
-        if self.speculator.active and not params.speculates:
-            request.metrics.speculation = "inactive: turned off in this request"
+        request.metrics.speculation = self.speculation.in_request(
+            params.speculative_method, params.num_speculative_tokens
+        )
         self._requests[request_id] = request
         self.scheduler.add(request)
         return request
 
     def check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
         """Raise ``InvalidRequestError`` if this engine can not serve the prompt: empty, too long, or no such token."""
-        if not prompt_token_ids:
+        count = len(prompt_token_ids)
+        if not count:
             raise InvalidRequestError("the prompt is empty; give at least one token", param="prompt")
-        if len(prompt_token_ids) >= self.max_model_len:
+        if count >= self.max_model_len:
             raise InvalidRequestError(
-                f"the prompt has {len(prompt_token_ids)} tokens, but the context holds {self.max_model_len} and one "
-                f"must be left to generate; shorten the prompt or raise max_model_len or kv_cache_memory",
+                f"the prompt has {counted(count, 'token')}, but the context holds {self.max_model_len} and one must "
+                f"be left to generate; shorten the prompt or raise max_model_len or kv_cache_memory",
                 param="prompt",
             )
         for place, token_id in enumerate(prompt_token_ids):

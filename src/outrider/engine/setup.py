@@ -23,6 +23,7 @@ from outrider.models.loader.cache import cache_directory
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import Vocabulary
+from outrider.outputs import SpeculationStatus
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
 from outrider.speculation.adaptive import AdaptivePolicy, ModelDrafting
@@ -91,7 +92,7 @@ def build_engine(config: EngineConfig) -> ReadyEngine:
         ),
         EngineLimits(max_model_len, config.max_num_seqs, config.max_num_batched_tokens),
         seed=config.seed,
-        speculation=_describe(speculative, speculator),
+        speculation=_status(speculative, speculator),
         verify_with=partial(verify, verifier=VERIFIERS[speculative.verification]),
     )
     return ReadyEngine(engine, opened.tokenizer, opened.name, memory)
@@ -237,9 +238,8 @@ def check_same_vocabulary(target: OpenModel, draft: OpenModel) -> None:
         )
 
 
-def _describe(speculative: SpeculativeConfig, speculator: Speculator) -> str:
+def _status(speculative: SpeculativeConfig, speculator: Speculator) -> SpeculationStatus:
     if speculator.active:
-        return f"{speculator.name}, up to {speculative.num_speculative_tokens} tokens per step"
-    if speculative.num_speculative_tokens == 0:
-        return "inactive: num_speculative_tokens=0"
-    return "inactive: speculation is off"
+        return SpeculationStatus(speculator.name, speculative.num_speculative_tokens)
+    off = "num_speculative_tokens=0" if speculative.num_speculative_tokens == 0 else "speculation is off"
+    return SpeculationStatus(num_speculative_tokens=0, inactive_reason=off)

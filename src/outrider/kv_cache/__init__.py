@@ -1,1 +1,1 @@
-"""The paged KV cache: blocks, block tables, and the memory they stand for."""
+"""The paged KV cache: block pool, block tables, and K/V memory."""

@@ -1,7 +1,4 @@
-"""Fixed-size KV blocks: which are free, which are kept for their content, and how many holders each other one has.
-
-No tensors, no requests.
-"""
+"""Fixed-size KV blocks with reference counts: free, cached or held. Handles no tensors and no requests."""
 
 from __future__ import annotations
 
@@ -11,12 +8,13 @@ from outrider.errors import IntegrityError
 
 
 class BlockPool:
-    """Hands out block ids ``0 .. num_blocks - 1``.
+    """Allocates block ids in [0, num_blocks).
 
-    A block is *held* by one or more holders (its reference count); *cached*, without holders but with a key under which
-    its content can be found again; or *free*. The free list is a stack, so that a block just freed, which is likely
-    still in the processor's cache, is the next to be used. Cached blocks are taken only when no free one is left, the
-    least recently used first.
+    A block is in one of three states. A *held* block has one or more holders; their number is its reference count. A
+    *cached* block has no holders, and its content can be found by a key. All others are *free*.
+
+    The free list is a stack: the block freed last is allocated first, because it is likely still in the processor's
+    cache. Cached blocks are evicted only when the free list is empty, the least recently used first.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -31,31 +29,32 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now, cached ones among them."""
+        """Number of blocks that can be allocated now, including cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """Blocks without holders whose content is kept."""
+        """Number of cached blocks."""
         return len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
         """Return ``count`` block ids, each with one holder. Raises ``IntegrityError`` if too few are free."""
         if count > self.num_free:
-            raise IntegrityError(f"{count} blocks asked for, {self.num_free} free")
+            raise IntegrityError(f"{count} blocks requested, but only {self.num_free} are free")
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._ref_counts[block] = 1
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one holder of each block; a block without holders is cached if it has a key, else free.
+        """Remove one holder of each block. A block without holders becomes cached if it has a key, else free.
 
-        The last ones count as least recently used: the end of a text is of use only together with its beginning.
+        Later blocks count as less recently used, because the blocks of a prefix are useful without those after them,
+        but not the reverse. Raises ``IntegrityError`` if a block is not held.
         """
         for block in reversed(blocks):
             if self._ref_counts[block] < 1:
-                raise IntegrityError(f"block {block} released but not held")
+                raise IntegrityError(f"block {block} is released but not held")
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
                 if block in self._key_of:
@@ -64,48 +63,53 @@ class BlockPool:
                     self._free.append(block)
 
     def publish(self, block: int, key: bytes) -> None:
-        """Let a held block be found by ``key`` from now on; the first block of a key keeps it."""
+        """Make a held block findable by ``key``. If another block has the key, that block keeps it.
+
+        Raises ``IntegrityError`` if the block is not held.
+        """
         if self._ref_counts[block] < 1:
-            raise IntegrityError(f"block {block} published but not held")
+            raise IntegrityError(f"block {block} is published but not held")
         if key not in self._block_of and block not in self._key_of:
             self._block_of[key], self._key_of[block] = block, key
 
     def find(self, key: bytes) -> int | None:
-        """The block published under ``key``, if its content is still there."""
+        """The block with ``key``; None if there is none."""
         return self._block_of.get(key)
 
     def hold(self, block: int) -> None:
-        """Add a holder to a block that was found."""
+        """Add a holder to a block returned by ``find``. Raises ``IntegrityError`` if the block has no key."""
         if block not in self._key_of:
-            raise IntegrityError(f"block {block} held by its content, but it has none")
+            raise IntegrityError(f"block {block} has no key, so it cannot be shared")
         self._cached.pop(block, None)
         self._ref_counts[block] += 1
 
     def withdraw(self, block: int) -> None:
-        """Let nobody find a block, as it will be written anew. Raises ``IntegrityError`` if it has more holders."""
+        """Remove a block's key, because the block will be overwritten. Raises ``IntegrityError`` if it is shared."""
         if block in self._key_of:
             if self._ref_counts[block] > 1:
-                raise IntegrityError(f"block {block} is to be written, but has {self._ref_counts[block]} holders")
+                raise IntegrityError(
+                    f"block {block} would be overwritten, but it has {self._ref_counts[block]} holders"
+                )
             del self._block_of[self._key_of.pop(block)]
 
     def ref_count(self, block: int) -> int:
-        """How many holders ``block`` has."""
+        """Number of holders of ``block``."""
         return self._ref_counts[block]
 
     def drop_cached(self) -> None:
-        """Forget the content of every block; those without holders are free."""
+        """Remove the keys of all blocks and free the cached ones."""
         self._free += self._cached
         self._cached.clear()
         self._key_of.clear()
         self._block_of.clear()
 
     def check_integrity(self, held: dict[int, int]) -> None:
-        """Raise ``IntegrityError`` unless free + cached + held = all; ``held`` is block -> holders."""
+        """Raise ``IntegrityError`` unless free + cached + held = total. ``held`` maps a block to its holders."""
         free = set(self._free)
         if len(free) != len(self._free):
-            raise IntegrityError("a block is twice in the free list")
+            raise IntegrityError("a block is in the free list twice")
         if {key: block for block, key in self._key_of.items()} != self._block_of:
-            raise IntegrityError("the keys of blocks and the blocks of keys differ")
+            raise IntegrityError("the maps from blocks to keys and from keys to blocks differ")
         for block in range(self.num_blocks):
             counted, expected = self._ref_counts[block], held.get(block, 0)
             if counted != expected:

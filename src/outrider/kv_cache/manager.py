@@ -1,4 +1,4 @@
-"""Which blocks each request holds, and where its tokens lie. No tensors; knows requests only by their ids."""
+"""Block tables of requests and the prefix cache. Handles no tensors; knows requests only by their ids."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from outrider.kv_cache.block_pool import BlockPool
 
 
 class KVCacheManager:
-    """Block tables of all requests over one pool.
+    """The block tables of all requests over one ``BlockPool``.
 
-    Token ``i`` of a request lies in slot ``table[i // block_size] * block_size + i % block_size``.
+    Token ``i`` of a request is in slot ``table[i // block_size] * block_size + i % block_size``.
 
-    The *prefix cache*: a full block of committed tokens is published under a hash of these tokens and of all before
-    them, and a request that begins with the same tokens may share it. A shared block is never written to, because only
-    places after the committed tokens are; so nobody needs a copy.
+    Prefix cache: a full block of committed tokens is published under a hash of its tokens and all tokens before them. A
+    request that starts with the same tokens shares the block. Only slots after the committed tokens are written, so a
+    shared block is never written and never copied.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
@@ -33,26 +33,26 @@ class KVCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """Number of blocks in the pool."""
         return self._pool.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds, those kept for their content among them."""
+        """Number of blocks that no request holds, including cached ones."""
         return self._pool.num_free
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that no request holds, kept for their content."""
+        """Number of cached blocks: no request holds them, and the prefix cache can find them."""
         return self._pool.num_cached
 
     @property
     def capacity(self) -> int:
-        """Tokens that one request alone could hold."""
+        """The largest number of tokens that one request alone can hold."""
         return self._pool.num_blocks * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that ``num_tokens`` tokens need."""
+        """Number of blocks that ``num_tokens`` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def can_allocate(self, request_id: str, num_tokens: int) -> bool:
@@ -60,7 +60,7 @@ class KVCacheManager:
         return self._missing(request_id, num_tokens) <= self._pool.num_free
 
     def allocate(self, request_id: str, num_tokens: int) -> bool:
-        """Make room for tokens ``[0, num_tokens)`` of the request; False, with nothing changed, if there is none."""
+        """Allocate blocks for tokens [0, num_tokens) of the request. False, with no change, if too few are free."""
         missing = self._missing(request_id, num_tokens)
         if missing > self._pool.num_free:
             return False
@@ -70,9 +70,10 @@ class KVCacheManager:
         return True
 
     def reuse(self, request_id: str, token_ids: Sequence[int]) -> int:
-        """Give a request without blocks those that hold the beginning of ``token_ids``; return how many tokens.
+        """Share cached blocks with the longest prefix of ``token_ids``; return the number of tokens in them.
 
-        The last of ``token_ids`` is never among them, since it must be fed to go on from.
+        A request that already has blocks gets none. The last of ``token_ids`` is never included, because the next step
+        must compute its logits.
         """
         if not self.prefix_caching or self._tables.get(request_id):
             return 0
@@ -88,7 +89,7 @@ class KVCacheManager:
         return len(table) * self.block_size
 
     def publish(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """Let others share the full blocks of ``token_ids[:num_computed]``: committed tokens whose K/V are there."""
+        """Publish the full blocks of the committed tokens ``token_ids[:num_computed]``, whose K/V are computed."""
         if not self.prefix_caching:
             return
         keys = self._keys.setdefault(request_id, [])
@@ -99,10 +100,10 @@ class KVCacheManager:
             self._pool.publish(self._tables[request_id][index], key)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
-        """Give back the blocks beyond tokens ``[0, num_tokens)``: the rollback of rejected drafts.
+        """Free the blocks after tokens [0, num_tokens), to roll back rejected drafts.
 
-        What is rolled back in the middle of a block is written anew, so nobody can find that block any more. Raises
-        ``IntegrityError`` if it is shared already.
+        If ``num_tokens`` ends inside a published block, its remaining slots will be overwritten, so its key is removed.
+        Raises ``IntegrityError`` if that block is shared.
         """
         table = self._tables.get(request_id)
         if table is None:
@@ -118,39 +119,42 @@ class KVCacheManager:
                 self._pool.withdraw(table[-1])
 
     def free(self, request_id: str) -> None:
-        """Give back everything the request holds; harmless if it holds nothing."""
+        """Free all blocks of the request. No effect if it has none."""
         self._keys.pop(request_id, None)
         self._pool.release(self._tables.pop(request_id, []))
 
     def drop_cached(self) -> None:
-        """Forget all content that requests without blocks could share."""
+        """Empty the prefix cache."""
         self._pool.drop_cached()
 
     def block_table(self, request_id: str) -> list[int]:
-        """The request's blocks in order of its tokens (a view, do not change it)."""
+        """The block ids of the request, in token order. This is a view; do not change it."""
         return self._tables.get(request_id, [])
 
     def slots(self, request_id: str, start: int, stop: int) -> list[int]:
-        """The slots of tokens ``[start, stop)``. Raises ``IntegrityError`` if they were not allocated."""
+        """The slots of tokens [start, stop). Raises ``IntegrityError`` if a token has no allocated slot."""
         table, size = self.block_table(request_id), self.block_size
         if stop > len(table) * size:
             raise IntegrityError(f"token {stop - 1} of {request_id!r} has no slot: {len(table)} blocks of {size}")
         return [table[i // size] * size + i % size for i in range(start, stop)]
 
     def check_integrity(self, live: Iterable[str] | None = None) -> None:
-        """Raise ``IntegrityError`` unless free + cached + owned = total, and only ``live`` requests own any."""
+        """Raise ``IntegrityError`` unless free + cached + owned = total and only ``live`` requests own blocks."""
         held = Counter(block for table in self._tables.values() for block in table)
         self._pool.check_integrity(held)
         if live is not None:
             strangers = {request_id for request_id, table in self._tables.items() if table} - set(live)
             if strangers:
-                raise IntegrityError(f"blocks held by requests that are gone: {sorted(strangers)}")
+                raise IntegrityError(f"requests that are not running hold blocks: {sorted(strangers)}")
 
     def _missing(self, request_id: str, num_tokens: int) -> int:
         return self.blocks_for(num_tokens) - len(self.block_table(request_id))
 
     def _keys_of(self, token_ids: Sequence[int]) -> list[bytes]:
-        """Keys of the full blocks of ``token_ids`` but for its last token; remembered for whoever asks in vain."""
+        """Keys of the full blocks of ``token_ids`` without its last token.
+
+        The latest result is kept, because a waiting request asks again in every step until it is admitted.
+        """
         tokens = list(token_ids)
         if self._hashed[0] != tokens:
             keys = [b""]
@@ -161,5 +165,8 @@ class KVCacheManager:
 
     @staticmethod
     def _key(before: bytes, token_ids: Sequence[int]) -> bytes:
-        """A cryptographic hash, so that no text can be made to collide with another's."""
+        """The key of a block after the block with key ``before``.
+
+        The hash is cryptographic, so that a client cannot construct a text that collides with another client's text.
+        """
         return hashlib.blake2b(before + array("q", token_ids).tobytes(), digest_size=20).digest()

@@ -14,34 +14,34 @@ from numpy.typing import DTypeLike, NDArray
 
 @dataclass(frozen=True)
 class KVShape:
-    """What K and V of one model take: each ``[num_blocks, block_size, num_kv_heads, head_dim]`` per layer."""
+    """The shape of a model's K and V: each ``[num_blocks, block_size, num_kv_heads, head_dim]`` per layer."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
 
     def of_layer(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int]:
-        """Shape of the K of one layer, and of its V."""
+        """The shape of K of one layer; V has the same shape."""
         return num_blocks, block_size, self.num_kv_heads, self.head_dim
 
     def bytes_per_block(self, block_size: int, itemsize: int) -> int:
-        """Bytes of one block over all layers, K and V together, with elements of ``itemsize`` bytes."""
+        """Bytes of one block over all layers, for K and V together, with elements of ``itemsize`` bytes."""
         return 2 * self.num_layers * block_size * self.num_kv_heads * self.head_dim * itemsize
 
     def allocate(
         self, num_blocks: int, block_size: int, dtype: DTypeLike
     ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-        """Zeroed K and V, an array for each layer. A page that was never written to takes no memory."""
+        """K and V, initialised with zeros, one array per layer each. A page uses no memory until it is written to."""
         shape = self.of_layer(num_blocks, block_size)
         keys, values = ([untouched(shape, dtype) for _ in range(self.num_layers)] for _ in range(2))
         return keys, values
 
 
 def untouched(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Zeros that take no memory until they are written to, page by page.
+    """An array of zeros. A page of it uses no memory until it is written to.
 
-    Straight from the operating system: NumPy asks for huge pages for large arrays, of which the first byte written
-    takes two megabytes.
+    The memory is mapped directly from the operating system. NumPy requests huge pages for large arrays, and the first
+    byte written to a huge page uses two megabytes.
     """
     kind = np.dtype(dtype)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}

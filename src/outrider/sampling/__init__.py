@@ -1,2 +1,1 @@
-"""From logits to probabilities to tokens: the distribution, and the keyed noise. Knows nothing about models or
-requests."""
+"""Logits to probabilities to tokens, with keyed noise. Imports neither models nor the scheduler."""

@@ -1,7 +1,7 @@
-"""Structured output: which tokens a grammar lets come at any place of a request, drafted places included.
+"""Structured output: the set of tokens that a grammar allows at each position, including drafted positions.
 
-Grammars are compiled and matched by llguidance, which is imported when the first one is asked for. Knows nothing about
-models, verifiers or how a distribution is made.
+llguidance compiles and matches the grammars. It is imported when the first request with a grammar arrives. This module
+knows nothing about models, verifiers or sampling.
 """
 
 from __future__ import annotations
@@ -19,52 +19,53 @@ from outrider.sampling_params import StructuredOutputs
 Allowed = NDArray[np.bool_]
 
 _KEPT_GRAMMARS = 64
-"""Compiled grammars that are kept, for requests that bring the same again."""
+"""Number of compiled grammars that the compiler keeps. Requests with an equal grammar reuse them."""
 
 _LONGEST_REASON = 400
-"""Characters of llguidance's reasons that are passed on; some list every special token."""
+"""Longest llguidance message, in characters, that an error quotes. Some messages list every special token."""
 
 
 class Matcher(Protocol):
-    """A grammar's state after some tokens; ``LLMatcher`` of llguidance is one."""
+    """The state of a grammar after a sequence of tokens. llguidance's ``LLMatcher`` implements this protocol."""
 
     def try_consume_tokens(self, tokens: list[int], /) -> int:
-        """Take tokens up to the first that may not come; returns how many."""
+        """Consume tokens up to the first one that the grammar forbids; return the number consumed."""
         ...
 
     def rollback(self, num_tokens: int, /) -> bool:
-        """Take back the latest tokens; False if that failed, which breaks the matcher."""
+        """Undo the latest ``num_tokens`` tokens; False if that failed, after which the matcher is unusable."""
         ...
 
     def is_accepting(self) -> bool:
-        """Whether the text may end here."""
+        """True if the text is complete at this point."""
         ...
 
     def compute_logit_bias(self) -> bytes:
-        """A byte for each token of the vocabulary, 0 where it may not come."""
+        """One byte per token of the vocabulary; 0 means that the token is forbidden."""
         ...
 
     def is_error(self) -> bool:
-        """Whether it is broken, by a dead end or a limit; a broken one lets end tokens come and stays broken."""
+        """True after a dead end or an exceeded limit. Such a matcher allows end tokens and does not recover."""
         ...
 
     def get_error(self) -> str:
-        """What broke it."""
+        """The reason for ``is_error``."""
         ...
 
     def deep_copy(self) -> Matcher:
-        """Another one in the same state."""
+        """An independent matcher in the same state."""
         ...
 
 
 class Grammar:
-    """One request's grammar, which can stand after any output and drafts.
+    """The grammar of one request. It moves to the position after any output and drafts.
 
-    ``matcher`` stays at the grammar's beginning: what breaks on some drafts is made anew from it, for the drafts that
-    another step brings must not feel it.
+    ``matcher`` stays at the start of the grammar. When some drafts break the working copy, a new copy is made from it,
+    so that later steps are not affected.
 
-    With ``marker`` the grammar begins after the token that completes these bytes, and until then everything may come;
-    ``token_bytes`` gives the bytes of a token. After an end token everything may come: such places are never emitted.
+    With ``marker`` the grammar starts after the token that completes these bytes; before that, every token is allowed.
+    ``token_bytes`` maps a token id to its bytes. After an end token every token is allowed, because such positions are
+    never emitted.
     """
 
     def __init__(
@@ -82,26 +83,30 @@ class Grammar:
         self._token_bytes = token_bytes
         self._num_committed = 0
         self._tokens: list[int] = []
-        self._tails = [b""]  # the bytes before each place up to the marker's end, as many as could begin it
-        self._start = None if marker else 0  # tokens before the grammar begins
-        self._num_matched = 0  # tokens that the matcher holds; fewer than follow ``start`` after one that may not come
+        self._tails = [b""]  # per token up to the marker: the last len(marker) bytes of text, to search for the marker
+        self._start = None if marker else 0  # number of tokens before the grammar starts
+        self._num_matched = 0  # number of tokens in the matcher; it stops before the first forbidden token
 
     def allowed(self, output: Sequence[int], drafted: Sequence[int] = ()) -> Allowed | None:
-        """Which tokens [vocab] may follow ``output``, which only grows, and then ``drafted``; None if all may.
+        """The mask [vocab] of tokens that are allowed after ``output`` and ``drafted``; None if all are.
 
-        After drafts of which one may not come no place is ever emitted; what is given for those is that token's own.
-        Raises ``ValueError`` where the grammar leads nowhere, or exceeds what llguidance takes on.
+        ``output`` must extend the output of the previous call. Positions after a forbidden draft are never emitted;
+        their mask is unspecified. Raises ``ValueError`` if the grammar allows no continuation or exceeds a limit of
+        llguidance.
         """
         self._move_to(output, drafted)
         if self._start is None or self._ended:
             return None
         allowed = _mask(self._matcher)
         if self._matcher.is_error():
-            raise ValueError(f"the grammar can not go on here: {_reason(self._matcher)}")
+            raise ValueError(f"the grammar cannot continue here: {_reason(self._matcher)}")
         return allowed
 
     def num_legal(self, output: Sequence[int], drafted: Sequence[int]) -> int:
-        """How many of ``drafted`` may come one after another after ``output``; nothing after an end token counts."""
+        """Length of the longest prefix of ``drafted`` that the grammar allows after ``output``.
+
+        The prefix ends at the first end token.
+        """
         self._move_to(output, drafted)
         if self._start is None:
             return len(drafted)
@@ -110,7 +115,7 @@ class Grammar:
 
     @property
     def _ended(self) -> bool:
-        """Whether the token after those matched is an end token that may come."""
+        """True if the token after the matched ones is an end token that the grammar allows."""
         place = (self._start or 0) + self._num_matched
         return place < len(self._tokens) and self._tokens[place] in self._ends and self._matcher.is_accepting()
 
@@ -128,7 +133,7 @@ class Grammar:
         self._num_committed = len(output)
 
     def _take_back(self, keep: int) -> None:
-        """Stand after the first ``keep`` tokens."""
+        """Roll back to the position after the first ``keep`` tokens."""
         del self._tokens[keep:]
         if self._start is not None:
             surplus = self._start + self._num_matched - keep
@@ -142,7 +147,7 @@ class Grammar:
         del self._tails[keep + 1 :]
 
     def _renew(self, num_matched: int) -> None:
-        """Take a matcher from the beginning to where one that broke stood."""
+        """Replace a broken matcher by a new one that has consumed ``num_matched`` tokens."""
         self._matcher = self._beginning.deep_copy()
         start = self._start or 0
         self._num_matched = self._matcher.try_consume_tokens(self._tokens[start : start + num_matched])
@@ -159,10 +164,10 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Makes grammars for the requests of one engine; what is expensive is made once, when first needed.
+    """Compiles grammars for the requests of one engine. llguidance's tokenizer is built once, at the first request.
 
-    ``tokenizer_json`` gives the tokenizer as ``tokenizers`` serialises it. Ids from the tokenizer's size to
-    ``vocab_size`` are padding, which no grammar lets come.
+    ``tokenizer_json`` returns the tokenizer in the JSON format of the ``tokenizers`` package. Ids from the tokenizer's
+    size to ``vocab_size`` are padding; every grammar forbids them.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, end_token_ids: Collection[int]) -> None:
@@ -173,10 +178,14 @@ class GrammarCompiler:
         self._compiled: dict[str, Any] = {}
 
     def grammar(self, wanted: StructuredOutputs) -> Grammar:
-        """A grammar at its beginning. Raises ``InvalidRequestError`` if it is none, or the model has no end token."""
+        """A new grammar for one request.
+
+        Raises ``InvalidRequestError`` if the grammar is invalid or the model has no end token, and ``ConfigError`` if
+        llguidance is not installed.
+        """
         if not self._end_token_ids:
             raise InvalidRequestError(
-                "structured_outputs need a model with an end token, which says that the output is complete",
+                "structured_outputs need a model with an end token, because only an end token completes the output",
                 param="structured_outputs",
             )
         guidance = _llguidance()
@@ -187,8 +196,8 @@ class GrammarCompiler:
                 )
             except ValueError as error:
                 raise InvalidRequestError(
-                    f"structured_outputs need a tokenizer over bytes or with byte fallback, which this model's is not: "
-                    f"{error}",
+                    f"structured_outputs need a byte-level tokenizer or one with byte fallback; "
+                    f"this model's tokenizer is neither: {error}",
                     param="structured_outputs",
                 ) from None
         text = _grammar_text(guidance, wanted)
@@ -196,7 +205,7 @@ class GrammarCompiler:
             matcher = guidance.LLMatcher(self._tokenizer, text, log_level=0)
             if not matcher.is_error():
                 first = matcher.deep_copy()
-                _mask(first)  # finds that nothing matches at all
+                _mask(first)  # reports a grammar that no text matches
                 if first.is_error():
                     matcher = first
             if matcher.is_error():
@@ -220,7 +229,7 @@ def _mask(matcher: Matcher) -> Allowed:
 
 
 def _reason(matcher: Matcher) -> str:
-    """What broke it, on one line and without the dump of the parser's state that may follow."""
+    """The matcher's error on one line, without the dump of the parser state."""
     reason = " ".join(matcher.get_error().split("<state>")[0].split())
     if reason.startswith("NoExtension"):
         return "no text can match it"
@@ -236,14 +245,14 @@ def _llguidance() -> Any:
 
 
 def _grammar_text(guidance: Any, wanted: StructuredOutputs) -> str:
-    """llguidance's own form of what is wanted."""
+    """The grammar in llguidance's format."""
     matcher = guidance.LLMatcher
     if wanted.regex is not None:
         return str(matcher.grammar_from_regex(wanted.regex))
     if wanted.grammar is not None:
         return str(matcher.grammar_from_lark(wanted.grammar))
     if wanted.choice is not None:
-        # Lark's strings are JSON's but for DEL, which may not stand in them as it is.
+        # Lark strings are JSON strings, except that DEL must be escaped.
         choices = " | ".join(json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in wanted.choice)
         return str(matcher.grammar_from_lark(f"start: {choices}"))
     schema = {"type": "object"} if wanted.json_object else wanted.json_schema

@@ -1,4 +1,4 @@
-"""How often each token occurred so far, kept up to date token by token, drafted tokens included and taken back."""
+"""Token counts of one request for the penalties, updated token by token, including drafted tokens."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 
 class History:
-    """Counts of the tokens of one request.
+    """Token counts of one request.
 
-    ``ids`` [seen], ``counts`` [seen] and ``known`` [seen] run beside each other: tokens that occurred, how often the
-    output holds them, and whether prompt or output do. A token that was only drafted and taken back may stay in
-    ``ids``, with count 0 and unknown. Moving to another place costs what changes, not what is there.
+    ``ids``, ``counts`` and ``known`` are parallel arrays [num_seen]: a token id, its number of occurrences in the
+    output, and whether it occurs in the prompt or output. A rolled-back draft can stay in ``ids`` with count 0 and
+    ``known`` False. The cost of ``move_to`` grows with the number of tokens that change, not with the length of text.
     """
 
     def __init__(self, prompt_token_ids: Sequence[int]) -> None:
@@ -27,7 +27,10 @@ class History:
         self._drafted: list[int] = []
 
     def move_to(self, committed: Sequence[int], drafted: Sequence[int] = ()) -> None:
-        """Stand after ``committed``, which is the prompt and the output and only grows, and then ``drafted``."""
+        """Count the tokens of ``committed`` (prompt and output) and ``drafted``.
+
+        ``committed`` must extend the ``committed`` of the previous call. Drafts of that call are rolled back.
+        """
         if len(committed) > self._num_committed:
             self._take_back(0)
             for token_id in committed[self._num_committed :]:
@@ -45,17 +48,17 @@ class History:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """Tokens that occurred, each once, in the order of their first occurrence after the prompt's."""
+        """Distinct token ids: first those of the prompt in ascending order, then the others as they occurred."""
         return self._ids[: self._size]
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How often the output, drafts included, holds each of ``ids``."""
+        """Occurrences of each of ``ids`` in the output, drafts included."""
         return self._counts[: self._size]
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """Whether prompt or output hold each of ``ids``."""
+        """Whether each of ``ids`` occurs in the prompt or output."""
         known: NDArray[np.bool_] = self._in_prompt[: self._size] | (self.counts > 0)
         return known
 

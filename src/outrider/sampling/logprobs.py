@@ -1,4 +1,4 @@
-"""Log-probabilities of a row, and the few of them that are reported. A row's are a function of that row alone."""
+"""Log-probabilities of a row of logits. The result depends on that row alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from outrider.sampling.probabilities import greedy_token, native_row, not_finite
 
 
 def log_softmax(logits: Weights) -> Weights:
-    """Natural logarithms [vocab] of the softmax of ``logits`` [vocab]; raises ``ValueError`` if they are not finite."""
+    """Natural logarithm [vocab] of the softmax of ``logits`` [vocab].
+
+    Raises ``ValueError`` if a logit is NaN or +inf, or if all are -inf.
+    """
     shifted = logits - logits[greedy_token(logits)]
     result: Weights = shifted - np.log(np.exp(shifted).sum())
     return result
 
 
 def report_of_logits(logits: Weights, token_id: int, num_top: int) -> TokenLogprobs:
-    """``report`` of the log-softmax of ``logits`` [vocab], float32 or float64, without making that."""
+    """``report(log_softmax(logits), token_id, num_top)`` for float32 or float64 ``logits`` [vocab].
+
+    The native version does not compute the whole log-softmax. Raises ``ValueError`` as ``log_softmax`` does.
+    """
     if not native.available():
         return report(log_softmax(logits.astype(np.float64)), token_id, num_top)
     made = native.library.token_report(native_row(logits), token_id, num_top)
@@ -29,9 +35,9 @@ def report_of_logits(logits: Weights, token_id: int, num_top: int) -> TokenLogpr
 
 
 def report(logprobs: Weights, token_id: int, num_top: int) -> TokenLogprobs:
-    """What is told of ``logprobs`` [vocab]: those of ``token_id`` and of the ``num_top`` most probable tokens.
+    """The log-probability and rank of ``token_id``, and the ``num_top`` most probable tokens, from a row [vocab].
 
-    Ties go to the lowest id; tokens without a chance are not among the top.
+    Rank 1 is the most probable token. Ties go to the lowest id. Tokens of probability 0 are not listed among the top.
     """
     own = logprobs[token_id]
     rank = 1 + int(np.count_nonzero(logprobs > own)) + int(np.count_nonzero(logprobs[:token_id] == own))

@@ -1,11 +1,12 @@
-"""The one interface through which randomness enters: keyed, never in a stream.
+"""The interface for all randomness. Noise is a function of a key; there is no stream and no order of drawing.
 
-A key is (seed, absolute position, purpose, branch). Two purposes never share noise, so a draft and the recovery after
-it are independent. Within a step ``DRAFT`` and ``ACCEPT`` are keyed by the step as well: a draft that is thrown away
-may have had a say in what was emitted before it, so the next draft at its place must not be drawn with its noise.
-Drafts in a tree share positions; their ``branch`` tells them apart. All else has branch 0.
-``KeyedNoise`` in rng.py is the engine's; audit/enumerate.py has one that branches over every outcome instead of
-drawing, which is how distributions are proven exactly.
+A key is (seed, absolute position, purpose, branch). Two purposes never share noise, so a draft and the recovered token
+that replaces it are independent. ``DRAFT`` and ``ACCEPT`` noise is also keyed by the step: a rejected draft can have
+influenced which tokens before it were accepted, so the next draft at its position needs new noise. Drafts in a tree can
+share a position; their ``branch`` tells them apart. All other noise has branch 0.
+
+``KeyedNoise`` in rng.py is the engine's implementation. ``EnumeratingNoise`` in audit/enumerate.py follows every
+outcome instead of drawing one, so that the audit computes exact distributions.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ Weights = NDArray[np.floating[Any]]
 
 
 class Purpose(IntEnum):
-    """What noise is for."""
+    """The use of a random number; part of its key."""
 
     TARGET = 0
-    """Drawing the target's own token: plain sampling, and sample-and-match."""
+    """Draw the target's own token, in plain sampling and in sample-and-match."""
     DRAFT = 1
+    """Draw a draft token."""
     ACCEPT = 2
+    """Accept or reject a draft."""
     RECOVER = 3
+    """Draw a recovered token from the residual."""
     BONUS = 4
+    """Draw the bonus token after all drafts were accepted."""
 
 
 class Uniform(Protocol):
-    """A uniform number in (0, 1), of which verifiers may only ask ``u * scale < bound``."""
+    """A uniform number u in (0, 1). Verifiers use it only in comparisons ``u * scale < bound``."""
 
     def __mul__(self, scale: float, /) -> Uniform: ...
 
@@ -39,27 +44,27 @@ class Uniform(Protocol):
 
 
 STEP_PURPOSES = frozenset({Purpose.DRAFT, Purpose.ACCEPT})
-"""Noise for what one step tries and may throw away; all other noise makes the token that stays at its position."""
+"""Purposes whose noise is keyed by the step too, because their result can be discarded at the end of the step."""
 
 
 class Noise(Protocol):
-    """Randomness of one request."""
+    """The randomness of one request."""
 
     def at_step(self, start: int) -> Noise:
-        """The same noise for the step whose first new token stands at ``start``.
+        """The noise for the step whose first new token has position ``start``.
 
-        The ``STEP_PURPOSES`` have noise of their own in each step; for the others nothing changes.
+        ``start`` enters the keys of ``STEP_PURPOSES`` only.
         """
         ...
 
     def uniform(self, position: int, purpose: Purpose, *, branch: int = 0) -> Uniform:
-        """The uniform number of this key; the same for every call with it."""
+        """The uniform number of this key. Every call with the same key returns the same number."""
         ...
 
     def draw(self, weights: Weights, position: int, purpose: Purpose, *, branch: int = 0) -> int:
-        """An index drawn with probability ``weights / weights.sum()``, a function of the key and ``weights``.
+        """An index drawn with probability ``weights / weights.sum()``; a function of the key and ``weights`` alone.
 
-        ``weights`` [vocab] are non-negative with a positive finite sum; raises ``ValueError`` otherwise.
-        An index of weight 0 is never returned.
+        ``weights`` [vocab] must be non-negative with a positive finite sum; raises ``ValueError`` otherwise. An index
+        of weight 0 is never returned.
         """
         ...

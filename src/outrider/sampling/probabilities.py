@@ -1,8 +1,8 @@
-"""The only place where logits become probabilities: for plain sampling, verifiers and drafters alike.
+"""The one function from logits to probabilities. Plain sampling, verifiers and drafters all use it.
 
-Stages, always in this order: temperature, top-k, top-p, min-p, typical. What edits logits comes before them, in
-request_sampler.py. A row's result is a function of that row alone, bit for bit. Knows nothing about requests, models or
-randomness.
+The stages are, in this order: temperature, top-k, top-p, min-p, typical. Edits of logits come before them, in
+request_sampler.py. The result for a row depends on that row alone, bit for bit. This module knows nothing about
+requests, models or randomness.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from outrider import native
 from outrider.sampling.noise import Weights
 from outrider.sampling_params import DISTRIBUTION_PARAMETERS, SamplingParams
 
-# Only candidates for the nucleus are sorted: the weights above the first of these floors that leaves enough mass.
+# Top-p sorts only the weights above a floor: the first of these floors above which the mass reaches top_p.
 _NUCLEUS_FLOORS = (1e-2, 1e-4, 1e-7, 0.0)
 
 _TYPICAL_CANDIDATES = 1024
-"""So many tokens of most typical surprisal are sorted first; eight times as many if they hold too little mass."""
+"""Number of most typical tokens that are sorted first. It grows eightfold while their mass is below typical_p."""
 
 
 def greedy_token(logits: Weights) -> int:
@@ -30,7 +30,7 @@ def greedy_token(logits: Weights) -> int:
     -inf masks a token. Raises ``ValueError`` if a logit is NaN or +inf, or if all are -inf.
     """
     _check_shape(logits)
-    token_id = int(np.argmax(logits))  # NumPy's argmax stops at a NaN, so this one look finds everything
+    token_id = int(np.argmax(logits))  # NumPy's argmax returns a NaN if there is one, so one check is enough
     if not np.isfinite(logits[token_id]):
         raise not_finite(logits)
     return token_id
@@ -42,7 +42,7 @@ def _check_shape(logits: Weights) -> None:
 
 
 def native_row(logits: Weights) -> Weights:
-    """``logits`` as the native routines take them; raises ``ValueError`` if they are not one row of floats."""
+    """``logits`` [vocab] as a contiguous array, float32 or float64; raises ``ValueError`` for any other input."""
     _check_shape(logits)
     if logits.dtype not in (np.float32, np.float64):
         raise ValueError(f"logits must be float32 or float64, not {logits.dtype}")
@@ -50,7 +50,7 @@ def native_row(logits: Weights) -> Weights:
 
 
 def not_finite(logits: Weights) -> ValueError:
-    """What is wrong with ``logits`` [vocab] that hold a NaN or +inf or nothing but -inf."""
+    """The error for ``logits`` [vocab] that contain a NaN or +inf, or that are all -inf."""
     token_id = int(np.argmax(logits))
     value = float(logits[token_id])
     if value == -np.inf:
@@ -68,7 +68,7 @@ def probabilities(logits: Weights, params: SamplingParams) -> Weights:
     typical_p    the smallest set of tokens whose surprisal is nearest to the entropy and whose mass reaches typical_p
                  stays, ties by lowest id (Meister et al., arXiv 2202.00666)
 
-    min_p and typical_p look at what the stages before them left, renormalised.
+    min_p and typical_p use the renormalised result of the stages before them.
 
     -inf masks a token. Raises ``ValueError`` if ``logits`` are not float32 or float64, if one is NaN or +inf, or
     if all are -inf.
@@ -89,23 +89,25 @@ def probabilities(logits: Weights, params: SamplingParams) -> Weights:
 
 
 def native_options(params: SamplingParams) -> dict[str, Any]:
-    """The stages of ``probabilities`` as the native routines take them."""
+    """The parameters of the stages as keyword arguments of the native routines."""
     return {name: getattr(params, name) for name in DISTRIBUTION_PARAMETERS}
 
 
 def _spread(ids: int | NDArray[np.int64], weights: float | Weights, size: int) -> Weights:
-    """A distribution [size] that is ``weights`` at ``ids`` and zero elsewhere."""
+    """A row [size] with ``weights`` at ``ids`` and zero elsewhere."""
     probs = np.zeros(size)
     probs[ids] = weights
     return probs
 
 
 def numpy_probabilities(logits: Weights, params: SamplingParams) -> Weights:
-    """``probabilities`` of parameters that are not greedy, in NumPy: where there are no native routines, and their
-    oracle."""
+    """``probabilities`` in NumPy, for parameters that are not greedy.
+
+    Used where the native library is not built, and in tests as the reference for it.
+    """
     logits = logits.astype(np.float64)
     best = greedy_token(logits)
-    # Temperature keeps the order, so top-k may look at the logits and spare the exponentials.
+    # Temperature does not change the order, so top-k selects by logits and saves exponentials.
     ids = _top_k_ids(logits, params.top_k)
     weights = _softmax_weights(logits if ids is None else logits[ids], logits[best], params.temperature)
     for kept in _truncations(params):
@@ -117,7 +119,7 @@ def numpy_probabilities(logits: Weights, params: SamplingParams) -> Weights:
 
 
 def _truncations(params: SamplingParams) -> Iterator[Callable[[Weights], NDArray[np.intp]]]:
-    """Functions from weights, the largest of which is 1, to the places that stay, ascending."""
+    """One function per truncation, from weights (the largest is 1) to the ascending indices that stay."""
     if params.top_p < 1.0:
         yield lambda weights: _top_p_ids(weights, params.top_p)
     if params.min_p > 0.0:
@@ -127,8 +129,8 @@ def _truncations(params: SamplingParams) -> Iterator[Callable[[Weights], NDArray
 
 
 def _softmax_weights(logits: Weights, peak: np.floating[Any], temperature: float) -> Weights:
-    """exp((logits - peak) / temperature), the largest being 1."""
-    # A temperature that rounds to zero in this float type would make 0 / 0 of the peak itself.
+    """exp((logits - peak) / temperature); the largest is 1."""
+    # A temperature that rounds to zero in this float type would give 0 / 0 at the peak.
     divisor = max(temperature, float(np.finfo(logits.dtype).tiny))
     with np.errstate(over="ignore", under="ignore"):
         weights = logits - peak
@@ -168,7 +170,7 @@ def _typical_ids(weights: Weights, typical_p: float) -> NDArray[np.intp]:
     surprisal = -np.log(probs)
     distance = np.abs(surprisal - float(probs @ surprisal))
     candidates, count = np.arange(ids.size), _TYPICAL_CANDIDATES
-    while count < ids.size:  # sorting the nearest of many is enough if they hold the mass
+    while count < ids.size:  # sort all tokens only if the nearest ones do not hold the mass
         nearest = np.flatnonzero(distance <= np.partition(distance, count)[count])
         if float(probs[nearest].sum()) > typical_p + 1e-9:
             candidates = nearest

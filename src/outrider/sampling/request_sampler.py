@@ -1,8 +1,9 @@
-"""The distribution of one request at any of its places: its parameters made ready once, and its history.
+"""The distribution of one request at any position, from its sampling parameters and its history.
 
-Edits of a row of logits, always in this order: grammar, allowed and bad tokens, logit bias, penalties, min_tokens, the
-request's own processors; then ``probabilities``. What depends on the tokens so far is evaluated for each place with the
-drafts before it, so a row's distribution is that of plain decoding, whoever asks: verifier, drafter, log-probabilities.
+A row of logits is edited in this order: grammar, allowed and bad tokens, logit bias, penalties, min_tokens, the
+request's own processors. Then ``probabilities`` is applied. Edits that depend on earlier tokens are evaluated at each
+position with the drafts before it. So each row has the distribution of plain decoding, and verifiers, drafters and
+log-probabilities get the same one.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from outrider.sampling_params import LogitsProcessor, SamplingParams
 
 
 class RequestSampler:
-    """From a row of logits and the tokens before it to the distribution of the next token.
+    """Maps a row of logits and the tokens before it to the distribution of the next token.
 
-    ``edits`` says whether logits are changed before temperature; if not, a caller may use them as they are.
+    ``edits`` is False if no parameter changes logits before temperature; callers can then use the logits directly.
     """
 
     def __init__(
@@ -39,11 +40,12 @@ class RequestSampler:
         bad_sequences: Iterable[Sequence[int]] = (),
         grammar: Grammar | None = None,
     ) -> None:
-        """``bad_sequences`` are those of ``params.bad_words``; ``end_token_ids`` are what min_tokens holds back.
+        """Prepare the sampler of one request.
 
-        ``grammar`` is that of ``params.structured_outputs``, at its beginning.
+        ``bad_sequences`` are the token sequences of ``params.bad_words``. min_tokens masks ``end_token_ids``.
+        ``grammar`` is the new grammar of ``params.structured_outputs``.
 
-        Raises ``InvalidRequestError`` if an id is not in the vocabulary or nothing is left that may come.
+        Raises ``InvalidRequestError`` if an id is not in the vocabulary, or if no token is allowed at the start.
         """
         bad = [*params.bad_token_ids, *map(tuple, bad_sequences)]
         _check_ids("logit_bias", params.logit_bias, vocab_size)
@@ -63,7 +65,7 @@ class RequestSampler:
         self._history = History(prompt_token_ids) if penalised else None
         if self._forbidden is not None and np.delete(self._forbidden, self._end_ids).all():
             raise InvalidRequestError(
-                "allowed_token_ids, bad_token_ids and min_tokens leave no token that may come; allow one more",
+                "allowed_token_ids, bad_token_ids and min_tokens leave no token that is allowed; allow at least one",
                 param="allowed_token_ids",
             )
         self.edits = bool(
@@ -87,20 +89,20 @@ class RequestSampler:
     def draw(
         self, logits: Weights, committed: Sequence[int], drafted: Sequence[int], noise: Noise, position: int
     ) -> int:
-        """The target's own token there, drawn by ``probs`` with the noise of ``position``; raises as it does."""
+        """A token drawn from ``probs`` with the TARGET noise of ``position``; raises ``ValueError`` as it does."""
         return draw_token(self.edited(logits, committed, drafted), self.params, noise, position)
 
     def greedy_token(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> int:
-        """The most probable token there; raises as ``probs`` does."""
+        """The most probable token after the edits, the lowest id among equals; raises ``ValueError`` as ``probs``."""
         return greedy_token(self.edited(logits, committed, drafted))
 
     def report(
         self, logits: Weights, token_id: int, num_top: int, committed: Sequence[int], drafted: Sequence[int] = ()
     ) -> TokenLogprobs:
-        """Log-probabilities there, as ``params.logprobs_mode`` wants them, of ``token_id`` and the most probable ones.
+        """Log-probabilities of ``token_id`` and of the ``num_top`` most probable tokens, by ``params.logprobs_mode``.
 
-        ``processed`` ones are those of ``probs``. A greedy distribution says nothing but which token comes, so greedy
-        requests get those of the edited logits. Raises as ``probs`` does.
+        ``processed`` log-probabilities are those of ``probs``. A greedy distribution has a single token, so greedy
+        requests get the log-softmax of the edited logits instead. Raises ``ValueError`` as ``probs`` does.
         """
         if self.params.logprobs_mode == "raw":
             return report_of_logits(logits, token_id, num_top)
@@ -110,10 +112,10 @@ class RequestSampler:
             return report(np.log(self.probs(logits, committed, drafted)), token_id, num_top)
 
     def edited(self, logits: Weights, committed: Sequence[int], drafted: Sequence[int] = ()) -> Weights:
-        """``logits`` [vocab] as they are before temperature, in float64; they themselves if nothing edits them."""
+        """The edited logits [vocab] before temperature, in float64; ``logits`` itself if ``edits`` is False."""
         if not self.edits:
             return logits
-        greedy_token(logits)  # a NaN must be found before a mask hides it
+        greedy_token(logits)  # report a NaN before a mask hides it
         params = self.params
         row: Weights = logits.astype(np.float64)
         if self._grammar is not None:
@@ -135,12 +137,12 @@ class RequestSampler:
             row = _processed(processor, (*committed, *drafted), row)
         if self._grammar is not None and np.isneginf(row).all():
             raise ValueError(
-                "nothing may come here: the grammar, min_tokens, allowed and bad tokens of this request leave no token"
+                "no token is allowed here: the grammar, min_tokens, allowed and bad tokens of this request forbid all"
             )
         return row
 
     def num_legal(self, committed: Sequence[int], drafted: Sequence[int]) -> int:
-        """How many of ``drafted`` the request's grammar lets come one after another; all without a grammar."""
+        """Length of the longest prefix of ``drafted`` that the grammar allows; all of it without a grammar."""
         if self._grammar is None:
             return len(drafted)
         return self._grammar.num_legal(committed[self._num_prompt :], drafted)
@@ -156,7 +158,7 @@ def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
 
 
 def _forbidden(params: SamplingParams, bad: Sequence[int], vocab_size: int) -> NDArray[np.bool_] | None:
-    """Which tokens [vocab] may never come; None if all may."""
+    """The mask [vocab] of tokens that are never allowed; None if there are none."""
     if params.allowed_token_ids is None and not bad:
         return None
     forbidden = np.full(vocab_size, params.allowed_token_ids is not None)

@@ -1,1 +1,1 @@
-"""Who computes what in the next step."""
+"""The scheduler: which tokens of which requests the next step computes."""

@@ -1,7 +1,7 @@
-"""Who computes what in the next step: admit, grant tokens, preempt, commit. Touches no tensors and no text.
+"""Admit requests, grant tokens for each step, preempt, commit. Handles no tensors and no text.
 
-There is no prefill phase: ``num_computed_tokens`` of each request catches up with ``num_tokens``, and a request
-that is one token behind decodes, with drafts beside that token.
+There is no separate prefill phase. In every step ``num_computed_tokens`` of each request advances towards
+``num_tokens``. A request with one uncomputed token decodes: the step computes that token and its drafts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from outrider.outputs import FinishReason, TokenSource
 from outrider.request import Request, Status
 
 R = TypeVar("R", bound=Request)
-"""The record of a request: ``Request``, or what the engine adds to it."""
+"""The record of a request: ``Request`` or a subclass of the engine."""
 
 
 @dataclass(frozen=True)
 class Grant(Generic[R]):
-    """What one request may do in this step; the slots for all of it are allocated.
+    """The tokens that one request computes in this step. Their slots are allocated.
 
-    ``num_tokens`` committed tokens are computed, from ``num_computed_tokens`` on. If they reach the last one,
-    ``scores`` is true, up to ``max_drafts`` tokens may follow, and the step commits at least one new token.
+    The step computes the committed tokens [num_computed_tokens, num_computed_tokens + num_tokens). If that includes the
+    last committed token, ``scores`` is True: the step verifies up to ``max_drafts`` drafts and commits at least one new
+    token.
     """
 
     request: R
@@ -34,7 +35,7 @@ class Grant(Generic[R]):
 
     @property
     def decodes(self) -> bool:
-        """True if only the last committed token is computed, so that the step is a decode step of the request."""
+        """True if the step computes the last committed token only; then it is a decode step of the request."""
         return self.scores and self.num_tokens == 1
 
 
@@ -42,7 +43,7 @@ AGING_STEPS = 256
 """One level of priority equals this many steps of arrival time. Requests that arrive later cannot overtake."""
 
 _PROMPTS_OVER_DRAFTS = 4
-"""Beside prompts at most one of this many rows of a pass is for drafts."""
+"""In a pass with prompts, drafts get at most 1 / 4 of the token budget."""
 
 
 def _urgency(request: Request) -> tuple[int, int]:
@@ -50,11 +51,13 @@ def _urgency(request: Request) -> tuple[int, int]:
 
 
 class Scheduler(Generic[R]):
-    """First come, first served among requests of one priority; on shortage of blocks drafts shrink first.
+    """Schedules requests of equal priority in order of arrival.
 
-    Then the least urgent request is preempted, which among equals is the youngest. A request's urgency is settled when
-    it comes: the number of its step plus ``AGING_STEPS`` for each level of priority. So an urgent one overtakes, but
-    however many of those come, each request's turn does too.
+    A request's urgency is fixed when it arrives: the current step number plus ``AGING_STEPS`` per priority level. Lower
+    is more urgent. So a request of higher priority overtakes earlier ones, but no request waits forever.
+
+    When blocks run out, the drafts of a request shrink first. Then the least urgent running request is preempted; among
+    equals, the one that arrived last.
     """
 
     def __init__(
@@ -65,7 +68,11 @@ class Scheduler(Generic[R]):
         max_num_seqs: int,
         max_num_batched_tokens: int,
     ) -> None:
-        """``draft_budget`` gives the most tokens to reserve for a request's drafts in its next step."""
+        """``draft_budget(request)`` is the largest number of lookahead slots to reserve for its next step.
+
+        ``max_num_seqs`` bounds the running requests and ``max_num_batched_tokens`` the tokens of one step, drafts
+        included.
+        """
         self._kv = kv
         self._draft_budget = draft_budget
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
@@ -83,33 +90,33 @@ class Scheduler(Generic[R]):
 
     @property
     def waiting(self) -> Sequence[R]:
-        """Requests that hold none, next first."""
+        """Requests that hold no blocks, most urgent first."""
         return self._waiting
 
     @property
     def has_requests(self) -> bool:
-        """True while anyone waits or runs."""
+        """True while a request waits or runs."""
         return bool(self._waiting or self._running)
 
     def add(self, request: R) -> None:
-        """Queue a new request."""
+        """Queue a new request and set its ``urgency``."""
         request.urgency = (self._num_steps + request.priority * AGING_STEPS, request.arrival)
         insort(self._waiting, request, key=_urgency)
 
     def schedule(self) -> list[Grant[R]]:
-        """Grant tokens for one step, most urgent request first; at least one grant if there is any request."""
+        """Grant tokens for one step, most urgent request first. Returns at least one grant if there is a request."""
         self._num_steps += 1
         grants: list[Grant[R]] = []
         budget = self._max_num_batched_tokens
         self._make_way(budget)
         num_preempted = len(self._preempted)
-        # Every running request is granted its next token before anyone's drafts or long prompt fill the pass.
+        # One token is reserved for every running request, so that drafts or a long prompt cannot use up the budget.
         reserved = len(self._running)
         self._most_drafts = self._drafts_beside_prompts(budget)
         for request in list(self._running):
             reserved -= 1
             if request.status is not Status.RUNNING:
-                continue  # preempted for a more urgent one in this very loop
+                continue  # an earlier iteration of this loop preempted it
             grant = self._grant(request, budget - reserved, may_preempt=True)
             if grant is not None:
                 grants.append(grant)
@@ -119,7 +126,7 @@ class Scheduler(Generic[R]):
         return grants
 
     def take_preempted(self) -> list[R]:
-        """The requests preempted since the last call; their drafters must forget them."""
+        """The requests preempted since the last call. The caller must make drafters forget them."""
         preempted, self._preempted = self._preempted, []
         return preempted
 
@@ -128,9 +135,10 @@ class Scheduler(Generic[R]):
         grant: Grant[R],
         tokens: Sequence[tuple[int, TokenSource]],
     ) -> int:
-        """Append what a step emitted, cut at the first end, roll the cache back; return how many were appended.
+        """Append the emitted ``tokens`` up to the first end of the request; return the number appended.
 
-        Of the step's K/V those of committed tokens stay; the last committed token has none yet.
+        The block table is truncated to the K/V of committed tokens. The last committed token has no K/V yet. A finished
+        request is removed and its blocks are freed.
         """
         request, appended = grant.request, 0
         request.num_computed_tokens += grant.num_tokens
@@ -141,7 +149,7 @@ class Scheduler(Generic[R]):
                 break
         if appended:
             request.num_computed_tokens += appended - 1
-        # Only now: what was rejected, or cut off at the end, must never be found.
+        # Publish after truncation, so that no other request finds blocks with rejected or cut-off tokens.
         self._kv.truncate(request.request_id, request.num_computed_tokens)
         self._kv.publish(request.request_id, request.token_ids, request.num_computed_tokens)
         if request.finished:
@@ -149,18 +157,18 @@ class Scheduler(Generic[R]):
         return appended
 
     def finish(self, request: R, reason: FinishReason, *, error: str | None = None) -> None:
-        """End a request from outside, at any phase; its blocks come back at once."""
+        """End a waiting or running request, for example on abort, and free its blocks."""
         request.finish(reason, error=error)
         self._drop(request)
 
     def check_integrity(self) -> None:
-        """Raise ``IntegrityError`` unless blocks add up and only running requests hold any."""
+        """Raise ``IntegrityError`` unless free + cached + owned = total and only running requests own blocks."""
         self._kv.check_integrity(live=(request.request_id for request in self._running))
 
     def _grant(self, request: R, budget: int, *, may_preempt: bool) -> Grant[R] | None:
         uncomputed = request.num_tokens - request.num_computed_tokens
         num_tokens = min(uncomputed, budget)
-        # No drafts beside a prompt, even one of a single token: the first token must not wait for a drafter.
+        # No drafts before the first output token, even after a prompt of one token: a drafter would delay TTFT.
         decoding = uncomputed == 1 and request.num_output_tokens > 0
         drafts = self._num_drafts(request, budget - 1) if decoding else 0
         upto = request.num_computed_tokens + num_tokens
@@ -172,7 +180,7 @@ class Scheduler(Generic[R]):
         return Grant(request, num_tokens, drafts, scores=num_tokens == uncomputed)
 
     def _drafts_beside_prompts(self, budget: int) -> int:
-        """The most drafts for one request. They are granted before prompts, which must not wait for their sake."""
+        """The largest number of drafts per request. Beside prompts it is limited, so that drafts do not delay TTFT."""
         num_decoding = sum(request.num_tokens - request.num_computed_tokens == 1 for request in self._running)
         may_admit = self._waiting and len(self._running) < self.max_num_seqs
         if not num_decoding or not (may_admit or num_decoding < len(self._running)):
@@ -182,7 +190,7 @@ class Scheduler(Generic[R]):
     def _num_drafts(self, request: R, budget: int) -> int:
         if request.drafting_stopped or not request.params.speculates:
             return 0
-        # A step emits one token more than it accepts drafts, so the last allowed token is never drafted for.
+        # A step emits one token more than it accepts drafts, so the last output token needs no draft.
         room = min(budget, self._most_drafts)
         wanted = min(self._draft_budget(request), room, request.num_remaining_tokens - 1)
         cap = request.params.num_speculative_tokens
@@ -206,12 +214,12 @@ class Scheduler(Generic[R]):
             budget -= grant.num_tokens + grant.max_drafts
 
     def _reuse(self, request: R) -> None:
-        """Begin after the tokens whose K/V are there already; not where every prompt token must be scored."""
+        """Start after the tokens whose K/V are in the prefix cache, unless prompt log-probabilities are missing."""
         if len(request.prompt_logprobs) >= len(request.prompt_token_ids) or request.params.prompt_logprobs is None:
             request.num_computed_tokens = self._kv.reuse(request.request_id, request.token_ids)
 
     def _make_way(self, budget: int) -> None:
-        """Preempt the least urgent running request if one of higher priority could not be admitted for its sake."""
+        """Preempt the least urgent running request if it blocks the admission of one of higher priority."""
         if not self._waiting or not self._running:
             return
         first, last = self._waiting[0], self._running[-1]

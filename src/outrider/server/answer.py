@@ -15,7 +15,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from outrider.engine.async_engine import Answers
+from outrider.engine.async_engine import Submission
 from outrider.outputs import CompletionOutput, RequestOutput, SpecDecodeStats, StreamPiece
 from outrider.server.errors import ApiError, api_error, json_response
 
@@ -85,7 +85,7 @@ class Form(Protocol):
 class Reply:
     """One request under way, and how it is to be answered."""
 
-    answers: Answers
+    answers: Submission
     form: Form
     model: str
     counts: Counts
@@ -164,7 +164,7 @@ class Reply:
     def _metrics(self) -> dict[str, Any]:
         done = [output for output in self.answers.outputs if output is not None]
         stats = _pooled(done).to_dict(detailed=self.options.detailed_metrics)
-        return {"metrics": {"speculation": done[0].metrics.speculation, "speculative_decoding": stats}}
+        return {"metrics": {"speculation": done[0].metrics.speculation.to_dict(), "speculative_decoding": stats}}
 
     def _failure(self) -> ApiError | None:
         """The first answer that failed, as an error."""
@@ -188,7 +188,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], answers: Answers) -> None:
+    def __init__(self, events: AsyncIterator[bytes], answers: Submission) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events

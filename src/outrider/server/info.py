@@ -98,8 +98,7 @@ def _model(ready: Ready, name: str) -> dict[str, Any]:
         "root": ready.root,
         "max_model_len": ready.max_model_len,
         "speculation": {
-            "active": ready.max_drafts > 0,
-            "description": ready.engine.engine.speculation,
+            **ready.engine.engine.speculation.to_dict(),
             "methods": ["auto", *ready.methods],
             "num_speculative_tokens": ready.max_drafts,
         },

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from outrider.engine.async_engine import Load
+from outrider.engine.async_engine import EngineLoad
 from outrider.outputs import StreamPiece
 from outrider.request import Request
 
@@ -29,7 +29,9 @@ class Metrics:
     ``load`` and ``drafter_bytes``, the memory of the drafters' indexes, are asked when gauges are read.
     """
 
-    def __init__(self, model: str, load: Callable[[], Load], drafter_bytes: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, model: str, load: Callable[[], EngineLoad], drafter_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._model = model
         self._last_token: dict[str, float] = {}

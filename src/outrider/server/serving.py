@@ -11,9 +11,9 @@ from typing import Literal
 from fastapi import Request
 
 from outrider.config import EngineConfig, SpeculativeConfig
-from outrider.engine.async_engine import AsyncEngine, Load
+from outrider.engine.async_engine import AsyncEngine, EngineLoad
 from outrider.engine.setup import ReadyEngine
-from outrider.errors import InvalidRequestError
+from outrider.errors import InvalidRequestError, counted
 from outrider.models.tokenizer import Tokenizer
 from outrider.server.answer import Options
 from outrider.server.errors import ApiError, bad_request
@@ -91,8 +91,8 @@ class Ready:
                 )
         if len(token_ids) >= self.max_model_len:
             raise bad_request(
-                f"{param} has {len(token_ids)} tokens, but the context holds {self.max_model_len} and one must be left "
-                f"to generate; shorten it",
+                f"{param} has {counted(len(token_ids), 'token')}, but the context holds {self.max_model_len} and one "
+                f"must be left to generate; shorten it",
                 param,
                 code="context_length_exceeded",
             )
@@ -180,8 +180,8 @@ class Serving:
         if self._ready is not None:
             self._ready.engine.close()
 
-    def _load(self) -> Load:
-        return Load(0, 0, 0.0) if self._ready is None else self._ready.engine.load
+    def _load(self) -> EngineLoad:
+        return EngineLoad(0, 0, 0.0) if self._ready is None else self._ready.engine.load
 
 
 def serving(request: Request) -> Serving:

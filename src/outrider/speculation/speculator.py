@@ -343,7 +343,8 @@ class Speculator:
             "request %s goes on without speculation: drafter %s %s", request.request_id, drafter.name, problem
         )
         request.drafting_stopped = True
-        request.metrics.speculation = f"inactive: drafter {drafter.name!r}: {problem}"
+        reason = f"drafter {drafter.name!r}: {problem}"
+        request.metrics.speculation = replace(request.metrics.speculation, inactive_reason=reason)
         self.forget(request.request_id)
 
     def _allowed(self, request: Request, drafter: Drafter) -> bool:

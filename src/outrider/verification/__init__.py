@@ -1,2 +1,4 @@
-"""Pure functions: proposal + target distribution + noise -> ``VerifyResult``. Knows nothing about models or
-requests."""
+"""Verifiers: pure functions from a proposal, the target's probabilities and noise to a ``VerifyResult``.
+
+They know nothing about models or requests.
+"""

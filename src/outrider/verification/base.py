@@ -1,16 +1,16 @@
-"""What goes into a verifier and what comes out.
+"""The input and output types of verifiers.
 
-Terms: the drafter *proposes* tokens x_1 … x_K; the target's pass gives its distribution at K + 1 positions; the
-verifier *accepts* the first ``num_accepted`` of them and emits exactly one token more: the *recovered* token, drawn in
-place of the first rejected draft, or the *bonus* token after the last draft when all were accepted. A pass
+Terms: the drafter *proposes* the tokens x_1 … x_K. One pass of the target gives its distribution at K + 1 positions.
+The verifier *accepts* the first ``num_accepted`` tokens and emits exactly one more: the *recovered* token, drawn in
+place of the first rejected draft, or the *bonus* token, drawn after the last draft when all were accepted. A pass
 without drafts emits one *target* token.
 
-Example: K = 3, x = (5, 9, 2); the first two are accepted, 2 is rejected and 7 recovered:
-``VerifyResult(num_accepted=2, token_id=7, source="recovered")`` and the step emits 5, 9, 7.
+Example: K = 3, x = (5, 9, 2). The tokens 5 and 9 are accepted, 2 is rejected, and 7 is recovered. The result is
+``VerifyResult(num_accepted=2, token_id=7, source="recovered")``, and the step emits 5, 9, 7.
 
-Drafts may also form a *tree*: each node is one possible token after its parent, the root being the last committed
-token. The verifier then accepts a path from the root down. Row 0 of the target's pass belongs to the root and row
-i + 1 to node i; in a chain that is the row of the place after draft i.
+Drafts can also form a *tree*. The root is the last committed token, and each node is one possible token after its
+parent. The verifier accepts a path from the root downwards. Row 0 of the target's pass belongs to the root, and row
+i + 1 to node i. In a chain, row i + 1 is the position after draft i.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.sampling.noise import Weights
 
 @dataclass(frozen=True)
 class ProposalNote:
-    """For the record: which of several drafters proposed and what was expected of it, or why none did."""
+    """Statistics of a proposal: the drafter's name and the expected number of accepted tokens, or why none drafted."""
 
     drafter: str = ""
     expected: float = 0.0
@@ -35,19 +35,20 @@ class ProposalNote:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens, and how they came about.
+    """Drafted tokens and the distributions that they were drawn from.
 
-    ``probs is None`` says *point mass*: the tokens are a deterministic function of what is committed (and, for
-    a seeded request, of its TARGET noise). Otherwise ``probs[i]`` [vocab] is the very distribution that
-    ``token_ids[i]`` was drawn from, with DRAFT noise. There is no third state.
+    ``probs is None`` means *point masses*: the tokens are a deterministic function of the committed tokens (and of the
+    request's TARGET noise, if drafts are coupled with it). Otherwise ``probs[i]`` [vocab] is exactly the distribution
+    from which ``token_ids[i]`` was drawn, with DRAFT noise. There is no third state.
 
-    ``chances[i]``, if a drafter of point masses can tell, is its estimate of the probability that ``token_ids[i]`` is
-    reached and accepted. It may say how much of the proposal is worth a verification; it never decides what is emitted.
+    ``chances[i]`` is the drafter's estimate of the probability that ``token_ids[i]`` is reached and accepted; None if
+    it has no estimate. It can limit how many tokens are verified. It never changes which tokens are emitted.
 
-    ``parents`` makes a tree: ``parents[i]`` < i is the node that token i follows, or -1 for the root. Then ``probs[i]``
-    is the whole distribution after the parent, the same for all its children, which stand in the order in which they
-    were drawn: each from what its earlier siblings left of the distribution, renormalised, or with ``with_replacement``
-    each from all of it. What was drawn must be kept; only a tree of point masses may be pruned at will.
+    ``parents`` makes a tree: ``parents[i]`` < i is the parent of node i, or -1 for the root. Then ``probs[i]`` is the
+    whole distribution after the parent, and all children of a node have the same one. Siblings are listed in the order
+    in which they were drawn. Each is drawn from the distribution without its earlier siblings, renormalised, or with
+    ``with_replacement`` from the whole distribution. A drawn token must be kept. Only a tree of point masses can be
+    pruned freely.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -62,11 +63,11 @@ class Proposal:
 
     @property
     def depth(self) -> int:
-        """Tokens of the longest path: the most that can be accepted."""
+        """Number of tokens of the longest path: the largest possible ``num_accepted``."""
         return len(self) if self.parents is None else max(depths(self.parents), default=0)
 
     def drafted_before(self, row: int) -> tuple[int, ...]:
-        """The drafts that the target has read when it gives ``row``: the tokens from the root to node ``row - 1``."""
+        """The drafts before the position of ``row``: the tokens on the path from the root to node ``row - 1``."""
         if self.parents is None:
             return self.token_ids[:row]
         return tuple(self.token_ids[node] for node in path_to(self.parents, row - 1))
@@ -74,9 +75,9 @@ class Proposal:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """``token_ids[:num_accepted]`` of a chain are emitted, then ``token_id``.
+    """The step emits ``token_ids[:num_accepted]`` of the proposal, then ``token_id``.
 
-    Of a tree, those of ``path``: the accepted nodes from the root down, ``num_accepted`` of them.
+    For a tree it emits the tokens of ``path``, the ``num_accepted`` accepted nodes from the root downwards.
     """
 
     num_accepted: int
@@ -86,18 +87,17 @@ class VerifyResult:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Which of the proposal's tokens are accepted, in order."""
+        """Indices of the accepted tokens in the proposal, in order."""
         return tuple(range(self.num_accepted)) if self.path is None else self.path
 
 
 TargetProbs = Callable[[int], Weights]
-"""The target's distribution [vocab] at the place of draft i, given the committed tokens and the drafts before i; asked
-only for rows that decide something. Row K, after the last draft, is the bonus token's. Of a tree: the distribution
-after node ``row - 1`` and its ancestors, row 0 being the root's."""
+"""From a row to the target's distribution [vocab]. In a chain, row i is the position of draft i, after the committed
+tokens and the drafts before i; row K is the position of the bonus token. In a tree, row 0 is the position after the
+root, and row i + 1 the position after node i and its ancestors. Verifiers call it only for the rows that they need."""
 
 TargetToken = Callable[[int], int]
-"""The target's own token at the place of draft i, given the committed tokens and the drafts before i. Of a tree: the
-one after node ``row - 1``."""
+"""From a row, as in ``TargetProbs``, to the target's own token at that position."""
 
 _SUM_TOLERANCE = 1e-4
 
@@ -111,7 +111,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:
-    """The nodes from the root's child down to ``node`` itself; none for the root, -1."""
+    """The nodes from the root's child to ``node`` inclusive; empty for the root, -1."""
     path: list[int] = []
     while node >= 0:
         path.append(node)
@@ -120,11 +120,12 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 
 def check_proposal(proposal: Proposal, vocab_size: int, max_tokens: int) -> None:
-    """Raise ``ValueError`` saying what is wrong if ``proposal`` breaks the drafters' contract.
+    """Raise ``ValueError`` if ``proposal`` breaks the contract of drafters.
 
-    At most ``max_tokens`` ids, each in [0, ``vocab_size``); with ``probs``, one distribution [vocab_size] per token
-    that is non-negative, sums to one and does not rule out the very token drawn from it. In a tree parents come before
-    their children, siblings share one distribution, and two of them are the same token only if drawn with replacement.
+    A proposal has at most ``max_tokens`` ids, each in [0, ``vocab_size``). With ``probs`` it has one distribution
+    [vocab_size] per token, which is non-negative, sums to one and gives the token a positive probability. In a tree,
+    parents come before their children and siblings share one distribution. Two siblings can have the same token only
+    if they were drawn with replacement.
     """
     token_ids, probs = proposal.token_ids, proposal.probs
     if len(token_ids) > max_tokens:
@@ -147,7 +148,7 @@ def check_proposal(proposal: Proposal, vocab_size: int, max_tokens: int) -> None
         if row.min() < 0.0:
             raise ValueError(f"draft_probs of token {place} hold {float(row.min())!r}, below 0")
         if not row[token_id] > 0.0:
-            raise ValueError(f"token {place} is id {token_id}, to which its own draft_probs give no chance")
+            raise ValueError(f"token {place} is id {token_id}, but its own draft_probs give it probability 0")
 
 
 def _check_tree(proposal: Proposal, parents: tuple[int, ...]) -> None:

@@ -1,14 +1,17 @@
-"""Block verification (Sun et al. 2024, arXiv 2403.10444): drafts drawn one after another are judged together.
+"""Block verification (Sun et al. 2024, arXiv 2403.10444): all drafts of a step are verified together.
 
-With target distribution P and draft distribution Q, p_0 = 1 and p_i = min(1, p_{i-1} P(x_i) / Q(x_i)) along the drafts
-x_1 ... x_K: the step accepts the longest prefix whose own uniform number is below h_i, where
+P is the target's distribution and Q the draft's. Let p_0 = 1 and p_i = min(1, p_{i-1} P(x_i) / Q(x_i)) along the
+drafts x_1 ... x_K. Each prefix has a uniform number of its own. The step accepts the longest prefix i whose number is
+below h_i, where
 
     D_i = sum over x of (p_i P(x | x_1..x_i) - Q(x | x_1..x_i))+
     h_i = D_i / (D_i + 1 - p_i) for i < K,   h_K = p_K
 
-and after tau < K drafts the next token has the distribution (p_tau P - Q)+ normalised, after K that of P. What is
-emitted then has the target's own distribution, and prefix i is accepted with probability p_i, at least what token by
-token would accept. A decision here depends on drafts that are thrown away, so their noise must not come back: see
+After tau < K accepted drafts, the next token is drawn from (p_tau P - Q)+, normalised. After K it is drawn from P. The
+emitted tokens have the target's distribution. The first i drafts are accepted with probability p_i, which is at least
+the probability with which token-by-token verification accepts them.
+
+Which prefix is accepted depends on drafts that are then rejected. So the next step must not use their noise again; see
 ``Noise.at_step``.
 """
 
@@ -24,16 +27,17 @@ from outrider.verification.standard import verify_standard
 
 
 def verify_block(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
-    """Accept a prefix of ``proposal`` and draw one token more.
+    """Accept a prefix of ``proposal`` and draw one more token.
 
-    ``position`` is the absolute position of the first draft. ``target_probs_at(i)`` is asked at most once per place, in
-    order, until a draft that the target rules out. Point masses gain nothing from blocks and go to ``verify_standard``.
+    ``position`` is the absolute position of the first draft. ``target_probs_at(i)`` is called at most once per row, in
+    order, and not after a draft to which the target gives probability 0. Point masses gain nothing from block
+    verification, so they go to ``verify_standard``.
     """
     if proposal.probs is None or not len(proposal):
         return verify_standard(proposal, target_probs_at, noise, position)
     num_drafts, probs = len(proposal), proposal.probs
     rows: list[Weights] = []
-    log_reach = [0.0]  # log p_i; a sum, so that a product of many small ratios does not end at zero
+    log_reach = [0.0]  # log p_i, because a product of many small ratios would underflow to zero
     for place, token_id in enumerate(proposal.token_ids):
         rows.append(target_probs_at(place))
         target_prob = float(rows[place][token_id])
@@ -57,7 +61,7 @@ def verify_block(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise,
 
 
 def excess(target_probs: Weights, draft_probs: Weights, reach: float) -> Weights:
-    """Weights [vocab] in float64, not normalised: (reach P - Q)+."""
+    """The weights (reach P - Q)+ [vocab] in float64, not normalised."""
     weights = np.multiply(target_probs, reach, dtype=np.float64)
     weights -= draft_probs
     np.maximum(weights, 0.0, out=weights)
@@ -65,6 +69,6 @@ def excess(target_probs: Weights, draft_probs: Weights, reach: float) -> Weights
 
 
 def _recovered(accepted: int, weights: Weights, target_probs: Weights, noise: Noise, position: int) -> VerifyResult:
-    # Where rounding leaves no mass at all, P and Q are equal and the target's own distribution is the answer.
+    # If rounding leaves no mass, P and Q are equal, and the residual is the target's distribution.
     token_id = noise.draw(weights if weights.any() else target_probs, position + accepted, Purpose.RECOVER)
     return VerifyResult(accepted, token_id, "recovered")

@@ -1,7 +1,8 @@
-"""Sample-and-match: the target chooses its own token at each place, and drafts are accepted while they equal it.
+"""Sample-and-match for point masses: drafts are accepted while they equal the target's own tokens.
 
-For point masses. A draft x is accepted with probability p(x), as in rejection sampling, but what is emitted are the
-target's own choices: greedy output, and the output of a seeded request, cannot depend on the proposal.
+The target's token at each position is drawn with TARGET noise, as in plain sampling. A draft x is accepted with
+probability p(x), as in rejection sampling. All emitted tokens are the target's own, so greedy output and the output of
+a seeded request do not depend on the proposal.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from outrider.verification.base import TargetProbs, TargetToken, VerifyResult
 
 
 def verify_match(token_ids: Sequence[int], target_token: TargetToken) -> VerifyResult:
-    """Accept ``token_ids`` while they are the target's own; then emit the target's token.
+    """Accept ``token_ids`` while they equal the target's own tokens; then emit one token of the target.
 
-    ``target_token(i)`` is asked once per place, in order, up to the one where the step ends.
+    ``target_token(i)`` is called once per row, in order, up to the row of the last emitted token.
     """
     for place, token_id in enumerate(token_ids):
         chosen = target_token(place)
@@ -26,7 +27,7 @@ def verify_match(token_ids: Sequence[int], target_token: TargetToken) -> VerifyR
 
 
 def sampled_tokens(target_probs_at: TargetProbs, noise: Noise, position: int) -> TargetToken:
-    """The target's sampled token at each place; the same noise as plain sampling at that absolute position.
+    """A function from a row to the target's sampled token, with the noise of plain sampling at that position.
 
     ``position`` is the absolute position of the first draft.
     """

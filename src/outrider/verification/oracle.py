@@ -1,6 +1,7 @@
-"""What the verifiers must produce, by formula: plain NumPy in float64, sharing no code with what it judges.
+"""The expected results of sampling and verification, by formula, in plain NumPy and float64.
 
-Distributions over token strings are dicts from tuples of token ids to probabilities.
+This module shares no code with the functions that it checks. A distribution over token strings is a dict from tuples of
+token ids to probabilities.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from outrider.sampling_params import SamplingParams
 
 Row = NDArray[np.floating[Any]]
 Table = Callable[[tuple[int, ...]], Row]
-"""A model of known distribution: probabilities [vocab] of the next token, given all tokens before it."""
+"""A model of known distribution: from all tokens before a position to the probabilities [vocab] there."""
 
 Outcome = TypeVar("Outcome")
 
@@ -27,7 +28,7 @@ def edited_logits(
     output: Sequence[int],
     end_token_ids: frozenset[int] = frozenset(),
 ) -> Row:
-    """Logits [vocab] before temperature, token by token from the definitions; ``output`` includes drafts."""
+    """Edited logits [vocab] before temperature, computed per token from the definitions. ``output`` includes drafts."""
     row = np.array(logits, dtype=np.float64)
     before = [*prompt, *output]
     for token_id in range(row.size):
@@ -49,7 +50,7 @@ def edited_logits(
 
 
 def processed_probs(logits: NDArray[np.floating], params: SamplingParams) -> Row:
-    """Probabilities [vocab] by the definitions of temperature and the truncations, with full sorts."""
+    """Probabilities [vocab] after temperature and truncation, by their definitions, with full sorts."""
     scores = np.asarray(logits, dtype=np.float64)
     order = np.lexsort((np.arange(scores.size), -scores))
     if params.temperature == 0.0:
@@ -78,7 +79,7 @@ def processed_probs(logits: NDArray[np.floating], params: SamplingParams) -> Row
 def plain_distribution(
     table: Table, context: tuple[int, ...], num_tokens: int, end_token_ids: frozenset[int] = frozenset()
 ) -> dict[tuple[int, ...], float]:
-    """The joint distribution of the next ``num_tokens`` tokens under ``table`` alone; a string ends at an end token."""
+    """The joint distribution of the next ``num_tokens`` tokens under ``table``. A string ends at an end token."""
     if num_tokens == 0:
         return {(): 1.0}
     strings: dict[tuple[int, ...], float] = {}
@@ -94,11 +95,10 @@ def plain_distribution(
 def step_distribution(
     target: Table, draft: Table, context: tuple[int, ...], num_drafts: int
 ) -> dict[tuple[int, tuple[int, ...]], float]:
-    """The distribution of (number accepted, tokens emitted) in one step of rejection sampling with ``num_drafts``
-    drafts.
+    """The distribution of (number accepted, tokens emitted) in one step of rejection sampling with K = ``num_drafts``.
 
-    Drafts x_1 … x_a accepted and y emitted in place of the next: the product of min(p_i, q_i)(x_i), i <= a, times
-    (p - q)_+(y) at place a + 1; all accepted: times p(y) at the place after the last.
+    The probability that x_1 … x_a are accepted and y is recovered is the product of min(p_i, q_i)(x_i) for i <= a,
+    times (p - q)_+(y) at position a + 1. If all drafts are accepted, the last factor is p(y) after the last draft.
     """
     outcomes: dict[tuple[int, tuple[int, ...]], float] = {}
 
@@ -128,17 +128,17 @@ def acceptance_probability(target_probs: Row, draft_probs: Row) -> float:
 def expected_tokens(acceptance: float, num_drafts: int) -> float:
     """Expected tokens per step, bonus included, when each draft is accepted with probability ``acceptance``.
 
-    (1 - alpha^(K+1)) / (1 - alpha), written as the sum it comes from so that alpha = 1 needs no case of its own.
+    The value is (1 - alpha^(K+1)) / (1 - alpha), computed as the sum of alpha^i, which also covers alpha = 1.
     """
     return float(sum(acceptance**i for i in range(num_drafts + 1)))
 
 
 def residual_probs(target_probs: Row, draft_probs: Row) -> Row:
-    """(p - q)_+ normalised; p itself where p = q."""
+    """The residual (p - q)_+ [vocab], normalised; p if p = q."""
     excess = np.maximum(target_probs - draft_probs, 0.0)
     return excess / excess.sum() if excess.sum() > 0.0 else target_probs
 
 
 def total_variation(one: Mapping[Outcome, float], other: Mapping[Outcome, float]) -> float:
-    """Half the sum of absolute differences; mass missing from one of the distributions counts as a difference."""
+    """Half the sum of absolute differences. An outcome that one distribution lacks has probability 0 there."""
     return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())

@@ -1,6 +1,6 @@
-"""What the verifiers of trees must produce for one given tree, by formula: plain recursion, products, no draws.
+"""The expected results of tree verification for one given tree, by formula: plain recursion and products, no draws.
 
-Shares no code with what it judges. A distribution is over (accepted nodes, the token after them).
+This module shares no code with the functions that it checks. An outcome is (accepted nodes, the token after them).
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ def traversal_outcomes(
     *,
     with_replacement: bool,
 ) -> Outcomes:
-    """Of traversal verification; rows [vocab] are those after the root and after each node, 1 + nodes of each."""
+    """The outcome probabilities of traversal verification.
+
+    ``target_rows`` and ``draft_rows`` have 1 + num_nodes rows [vocab]: after the root, then after each node.
+    """
     outcomes: Outcomes = {}
 
     def enter(path: tuple[int, ...], reach: float, alive: float) -> float:
-        """Judge all below ``path`` and then itself; the probability that none of it is accepted."""
+        """Verify the subtree of ``path``'s last node; return the probability that no node of it is accepted."""
         node = path[-1] if path else -1
         target_probs, draft_probs = np.array(target_rows[node + 1]), np.array(draft_rows[node + 1])
         for child in (child for child, parent in enumerate(parents) if parent == node):
@@ -59,7 +62,7 @@ def recursive_outcomes(
     *,
     with_replacement: bool,
 ) -> Outcomes:
-    """Of rejection sampling child by child; ``draft_rows`` None stands for point masses."""
+    """The outcome probabilities of rejection sampling child by child, rows as above; None means point masses."""
     outcomes: Outcomes = {}
 
     def enter(path: tuple[int, ...], alive: float) -> None:

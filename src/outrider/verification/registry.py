@@ -1,4 +1,4 @@
-"""The verifiers by name: how drafts are judged, and whose noise they are drawn with. A new verifier adds one entry."""
+"""The verifiers by name. A new verifier adds one entry to ``VERIFIERS``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from outrider.verification.standard import verify_standard
 from outrider.verification.tree import verify_recursive, verify_traversal
 
 Judge = Callable[[Proposal, TargetProbs, Noise, int], VerifyResult]
-"""``judge(proposal, target_probs_at, noise, position)`` for drafts that come with their distributions."""
+"""``judge(proposal, target_probs_at, noise, position)``. The proposal has ``probs``."""
 
 Coupling = Literal["none", "seeded", "all"]
-"""Which requests' drafts are drawn with the target's own noise, which makes them point masses (arXiv 2408.07978)."""
+"""The requests whose drafts are drawn with the TARGET noise. Such drafts are point masses (arXiv 2408.07978)."""
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """How drafts that come with their distributions are judged.
+    """How proposals with ``probs`` are verified: ``chain`` for chains, ``tree`` for trees.
 
-    Point masses need no rule: they are compared with the target's own token, whatever the verifier.
+    Point masses are matched with the target's own tokens by every verifier.
     """
 
     name: str
@@ -38,16 +38,16 @@ VERIFIERS = {
     for verifier in (
         Verifier(
             "auto",
-            "drafts of seeded requests are coupled with the target's own noise, others are judged as by block",
+            "drafts of seeded requests are coupled with the target's noise, other drafts are verified as by block",
             verify_block,
             verify_traversal,
             coupling="seeded",
         ),
-        Verifier("block", "the drafts of a step are judged together", verify_block, verify_traversal),
-        Verifier("standard", "token by token, trees child by child", verify_standard, verify_recursive),
+        Verifier("block", "all drafts of a step are verified together", verify_block, verify_traversal),
+        Verifier("standard", "chains token by token, trees child by child", verify_standard, verify_recursive),
         Verifier(
             "coupled",
-            "drafts of all requests are coupled with the target's own noise",
+            "drafts of all requests are coupled with the target's noise",
             verify_block,
             verify_traversal,
             coupling="all",

@@ -1,8 +1,8 @@
 """Rejection sampling, token by token (Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
 
-With target distribution p and draft distribution q at the place of draft x: accept x with probability min(1, p(x) /
-q(x)); in place of the first rejected draft draw from (p - q)_+ normalised. The emitted tokens then have the target's
-own distribution.
+p is the target's distribution at the position of draft x, and q the draft's. Draft x is accepted with probability
+min(1, p(x) / q(x)). In place of the first rejected draft, the recovered token is drawn from the residual (p - q)_+,
+normalised. The emitted tokens then have the target's distribution.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from outrider.verification.base import Proposal, TargetProbs, VerifyResult
 
 
 def residual(target_probs: Weights, draft_probs: Weights) -> Weights:
-    """Weights [vocab], float64 and not normalised, of the token that replaces a rejected draft: (p - q)_+.
+    """The weights (p - q)_+ [vocab] of the recovered token, in float64 and not normalised.
 
-    Where rounding leaves no mass at all, p and q are equal and the target's own distribution is the answer.
+    If rounding leaves no mass, p and q are equal, and the result is ``target_probs``.
     """
     weights = np.subtract(target_probs, draft_probs, dtype=np.float64)
     np.maximum(weights, 0.0, out=weights)
@@ -24,18 +24,19 @@ def residual(target_probs: Weights, draft_probs: Weights) -> Weights:
 
 
 def verify_standard(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
-    """Accept a prefix of ``proposal`` and draw one token more.
+    """Accept a prefix of ``proposal`` and draw one more token.
 
-    ``position`` is the absolute position of the first draft; the token emitted after ``a`` accepted drafts stands at
-    ``position + a``. ``target_probs_at(i)`` is asked once per place, in order, up to the one where the step ends. A
-    point mass counts as q = 1 at its token: accepted with probability p(x), replaced from p without x.
+    ``position`` is the absolute position of the first draft. The token after ``a`` accepted drafts has position
+    ``position + a``. ``target_probs_at(i)`` is called once per row, in order, up to the row of the last emitted token.
+    A point mass x has q(x) = 1. It is accepted with probability p(x), and the recovered token is drawn from p without
+    x.
     """
     if not len(proposal):
         return VerifyResult(0, noise.draw(target_probs_at(0), position, Purpose.TARGET), "target")
     for place, token_id in enumerate(proposal.token_ids):
         target_probs = target_probs_at(place)
         draft_prob = 1.0 if proposal.probs is None else float(proposal.probs[place][token_id])
-        # Strict, so that a token that the target rules out is never accepted.
+        # The comparison is strict, so that a token of target probability 0 is never accepted.
         if noise.uniform(position + place, Purpose.ACCEPT) * draft_prob < float(target_probs[token_id]):
             continue
         draft_probs = one_hot(target_probs, token_id) if proposal.probs is None else proposal.probs[place]

@@ -1,19 +1,24 @@
-"""Verification of trees: which path from the root down is accepted, and the one token after it.
+"""Tree verification: which path from the root is accepted, and the one token after it.
 
-Three rules, as for chains. ``verify_tree_match`` follows the target's own tokens. ``verify_recursive`` is rejection
-sampling child by child (Miao et al. 2023, arXiv 2305.09781; without replacement Jeon et al. 2024, arXiv 2402.14160).
-``verify_traversal`` judges from the leaves up (arXiv 2505.12398): with target distribution P_u and draft distribution
-Q_u after node u, and p = 1 at the root, along first children
+There are three verifiers, as for chains:
+
+- ``verify_tree_match`` follows the target's own tokens.
+- ``verify_recursive`` is rejection sampling child by child (Miao et al. 2023, arXiv 2305.09781; drafts without
+  replacement: Jeon et al. 2024, arXiv 2402.14160).
+- ``verify_traversal`` verifies from the leaves to the root (arXiv 2505.12398).
+
+Traversal: P_u is the target's distribution after node u, and Q_u the draft's. p is 1 at the root. Along first children,
 
     p_v = min(1, p_u P_u(v) / Q_u(v))
 
-The first path's leaf v is accepted, and with it the path, with probability p_v. If it is not, v is removed and
+The leaf v of this path is accepted, with the whole path, with probability p_v. Otherwise v is removed, and its parent u
+changes (the right-hand sides use the old p_u):
 
     D = sum of (p_u P_u - Q_u)+,   p_u <- D / (D + 1 - p_u),   P_u <- (p_u P_u - Q_u)+ / D
 
-with p_u on the right as it was before; without replacement Q_u(v) <- 0 and Q_u is normalised again. Then the next
-sibling, with its first children, makes the first path. The token after the accepted node u has the distribution P_u as
-it then is. On a chain this is block verification, number for number.
+Without replacement, Q_u(v) is also set to 0 and Q_u is normalised. Then the path continues with the next sibling and
+its first children. The token after the accepted node u is drawn from the current P_u. On a chain this is block
+verification with the same numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from outrider.verification.standard import verify_standard
 
 
 def branches(parents: Sequence[int]) -> list[int]:
-    """The place of each node among those of its depth: what its noise is keyed by beside its position."""
+    """The index of each node among the nodes of its depth. The node's noise is keyed by it and by the position."""
     counts: dict[int, int] = {}
     found = []
     for depth in depths(parents):
@@ -42,9 +47,9 @@ def branches(parents: Sequence[int]) -> list[int]:
 
 
 def verify_tree_match(proposal: Proposal, target_token: TargetToken) -> VerifyResult:
-    """Walk from the root to the child that is the target's own token, as long as there is one; emit that token last.
+    """Accept the path of nodes that equal the target's own tokens, and emit the target's token after it.
 
-    ``target_token(row)`` is asked once for each node of the path. Siblings must differ.
+    ``target_token(row)`` is called once for the root and once for each accepted node. Siblings must differ.
     """
     if proposal.parents is None:
         return verify_match(proposal.token_ids, target_token)
@@ -65,7 +70,7 @@ def verify_tree_match(proposal: Proposal, target_token: TargetToken) -> VerifyRe
 
 
 def sampled_tree_tokens(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> TargetToken:
-    """The target's sampled token after each node; the same noise as plain sampling at that absolute position.
+    """A function from a row to the target's sampled token, with the noise of plain sampling at that position.
 
     ``position`` is the absolute position of the root's children.
     """
@@ -73,8 +78,10 @@ def sampled_tree_tokens(proposal: Proposal, target_probs_at: TargetProbs, noise:
 
 
 def tokens_drawn_by(draw: Callable[[int, int], int], proposal: Proposal, position: int) -> TargetToken:
-    """``sampled_tree_tokens`` where ``draw(row, at)`` draws by that row's distribution with the noise of position
-    ``at``."""
+    """A function from a row to the target's token. It calls ``draw(row, at)`` with the row's absolute position ``at``.
+
+    ``position`` is the absolute position of the root's children.
+    """
     if proposal.parents is None:
         return lambda row: draw(row, position + row)
     depth = [0, *depths(proposal.parents)]
@@ -82,10 +89,10 @@ def tokens_drawn_by(draw: Callable[[int, int], int], proposal: Proposal, positio
 
 
 def verify_recursive(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
-    """Try the children of each node in order; go on below the first that is accepted, else draw from what is left.
+    """Try the children of each node in order and descend to the first accepted one; else draw from the residual.
 
-    ``position`` is the absolute position of the root's children. ``target_probs_at(row)`` is asked once for each node
-    of the path. A point mass counts as q = 1 at its token.
+    ``position`` is the absolute position of the root's children. ``target_probs_at(row)`` is called once for the root
+    and once for each accepted node. A point mass has q = 1 at its token.
     """
     if not len(proposal):
         return verify_standard(proposal, target_probs_at, noise, position)
@@ -99,7 +106,7 @@ def verify_recursive(proposal: Proposal, target_probs_at: TargetProbs, noise: No
             token_id = proposal.token_ids[child]
             draft_prob = 1.0 if left.draft_probs is None else float(left.draft_probs[token_id])
             uniform = noise.uniform(position + depth, Purpose.ACCEPT, branch=tree.branch[child])
-            # Strict, so that a token that the target rules out is never accepted.
+            # The comparison is strict, so that a token of target probability 0 is never accepted.
             if uniform * draft_prob < float(target_probs[token_id]):
                 accepted = child
                 break
@@ -114,10 +121,10 @@ def verify_recursive(proposal: Proposal, target_probs_at: TargetProbs, noise: No
 
 
 def verify_traversal(proposal: Proposal, target_probs_at: TargetProbs, noise: Noise, position: int) -> VerifyResult:
-    """Accept a path of ``proposal``, whose distributions must have come with it, and draw one token more.
+    """Accept a path of ``proposal`` and draw one more token. Point masses go to ``verify_recursive``.
 
-    ``position`` is the absolute position of the root's children. ``target_probs_at(row)`` is asked at most once for
-    each node, and only for nodes that the target has not ruled out.
+    ``position`` is the absolute position of the root's children. ``target_probs_at(row)`` is called at most once per
+    node, and not for nodes that the target gives probability 0.
     """
     if proposal.probs is None or not len(proposal):
         return verify_recursive(proposal, target_probs_at, noise, position)
@@ -140,7 +147,7 @@ def verify_traversal(proposal: Proposal, target_probs_at: TargetProbs, noise: No
 
 
 class _Tree:
-    """A proposal by its nodes; node -1 is the root, and node i owns ``children[i + 1]``."""
+    """The nodes of a proposal. Node -1 is the root; ``children[i + 1]`` are the children of node i."""
 
     def __init__(self, proposal: Proposal) -> None:
         parents = range(-1, len(proposal) - 1) if proposal.parents is None else proposal.parents
@@ -153,17 +160,17 @@ class _Tree:
         self._depths = [0, *depths(parents)]
 
     def depth(self, node: int) -> int:
-        """Drafts from the root to ``node``."""
+        """Number of drafts on the path from the root to ``node``."""
         return self._depths[node + 1]
 
     def result(self, node: int, token_id: int, *, rejected: bool) -> VerifyResult:
-        """The path to ``node`` and ``token_id`` after it."""
+        """The result that accepts the path to ``node`` and emits ``token_id`` after it."""
         path = tuple(path_to(self.parents, node))
         return VerifyResult(len(path), token_id, _source(self.proposal, rejected=rejected), path)
 
 
 class _Left:
-    """What is left of the draft's distribution after ``node`` once some children were tried; None for point masses."""
+    """The draft's distribution after ``node``, updated as children are rejected. None for point masses."""
 
     def __init__(self, tree: _Tree, node: int) -> None:
         proposal, children = tree.proposal, tree.children[node + 1]
@@ -173,7 +180,7 @@ class _Left:
             self.draft_probs = proposal.probs[children[0]]
 
     def residual(self, target_probs: Weights, reach: float, token_id: int) -> Weights:
-        """(reach P - Q)+ [vocab] in float64, not normalised, ``token_id`` having been rejected."""
+        """The weights (reach P - Q)+ [vocab] after ``token_id`` was rejected, in float64, not normalised."""
         if self.draft_probs is not None:
             return excess(target_probs, self.draft_probs, reach)
         weights = np.array(target_probs, dtype=np.float64)
@@ -181,7 +188,7 @@ class _Left:
         return weights
 
     def remove(self, token_id: int) -> None:
-        """The next sibling was drawn from the rest of the distribution, unless they were drawn with replacement."""
+        """Remove a rejected token, because the next sibling was drawn without it. No change with replacement."""
         if self.draft_probs is None or not self._removes:
             return
         rest = np.array(self.draft_probs, dtype=np.float64)
@@ -190,15 +197,15 @@ class _Left:
 
 
 class _Node:
-    """A node of the first path: its p = bound / scale, and P and Q after it as its rejected children left them."""
+    """A node of the current path: p = bound / scale, and P and Q after it, updated as its children are rejected."""
 
     def __init__(self, node: int, log_reach: float, tree: _Tree) -> None:
         self.node = node
         self.tried = 0
-        self.weights: Weights | None = None  # P after the node, up to a factor; asked of the target when needed
+        self.weights: Weights | None = None  # P after the node, up to a factor; computed when first needed
         self._tree = tree
         self._left = _Left(tree, node)
-        self._log_reach = log_reach  # a sum of logarithms, so that a product of small ratios does not end at zero
+        self._log_reach = log_reach  # log p, because a product of many small ratios would underflow to zero
         self._bound = math.exp(log_reach)
         self._scale = 1.0
 
@@ -237,7 +244,7 @@ class _Node:
         mass = float(weights.sum())
         if mass > 0.0:
             self.weights = weights
-        # With all of p left (p = 1), what remains is accepted for certain: D / D. No mass means no chance otherwise.
+        # If p = 1, the new p is D / D = 1. If p < 1 and D = 0, the new p is 0.
         if reach < 1.0:
             self._bound, self._scale = mass, mass + 1.0 - reach
             self._log_reach = math.log(mass) - math.log(self._scale) if mass > 0.0 else -math.inf
@@ -252,6 +259,6 @@ def _source(proposal: Proposal, *, rejected: bool) -> TokenSource:
 
 
 def _normalised(weights: Weights, otherwise: Weights) -> Weights:
-    """``weights`` [vocab] divided by their sum; where rounding leaves no mass at all, ``otherwise``."""
+    """``weights`` [vocab] divided by their sum; ``otherwise`` if the sum is 0."""
     total = float(weights.sum())
     return weights / total if total > 0.0 else otherwise

@@ -98,7 +98,7 @@ def test_the_documentation_lists_the_faults_with_their_figures(report: ExactRepo
     for result in report.mutations:
         description = result.mutation.description.replace("|", "\\|")
         assert f"| {result.mutation.name} | {description} | {result.tv:.3f} |" in text
-    assert f"\n{len(report.cases)} cases:" in text
+    assert f"\nThere are {len(report.cases)} cases." in text
 
 
 def test_the_five_properties_hold(report: ExactReport) -> None:

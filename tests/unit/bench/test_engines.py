@@ -75,7 +75,7 @@ def test_the_draft_model_runs_in_a_process_of_its_own() -> None:
 def test_speculation_off_and_settings_that_do_not_fit() -> None:
     (alone,) = outrider_specs({"method": "off"}, {}, 2)
     assert alone.settings == {"prefix_caching": False, "speculative": {"method": "off"}}
-    with pytest.raises(ConfigError, match="quantization is the draft model's"):
+    with pytest.raises(ConfigError, match="quantization applies to the draft model"):
         outrider_specs({"quantization": "int4"}, {}, 2)
     with pytest.raises(ConfigError, match="dtype='int3'"):
         outrider_specs({}, {"dtype": "int3"}, 2)

@@ -16,7 +16,7 @@ from outrider.errors import ConfigError, VocabularyMismatchError
 from outrider.models.retokenizer import Retokenizer
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.vocabulary import Vocabulary
-from outrider.outputs import RequestOutput
+from outrider.outputs import RequestOutput, SpeculationStatus
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
@@ -160,7 +160,7 @@ def test_text_drafts_between_vocabularies_that_share_no_token(params: SamplingPa
     drafted = run(toy_engine(distribution, drafter, vocab_size=4, k=6), [[3], [3, 1, 2]], params)
     assert ids(drafted) == ids(run(toy_engine(distribution, None, vocab_size=4), [[3], [3, 1, 2]], params))
     for output in drafted:
-        assert output.metrics.speculation == "cross_vocab"
+        assert output.metrics.speculation == SpeculationStatus("cross_vocab")
         assert output.metrics.speculative_decoding.num_accepted_draft_tokens > 5
         assert output.metrics.speculative_decoding.draft_acceptance_rate == 1.0 or not params.greedy
 
@@ -186,7 +186,7 @@ def test_any_draft_leaves_greedy_and_seeded_output_as_it_is(
     drafted = run(toy_engine(TARGET, drafter, vocab_size=9, k=3), PROMPTS, params)
     assert ids(drafted) == ids(plain)
     assert sum(output.metrics.speculative_decoding.num_draft_tokens for output in drafted) > 0
-    assert all(output.metrics.speculation == "cross_vocab" for output in drafted)
+    assert all(output.metrics.speculation == SpeculationStatus("cross_vocab") for output in drafted)
     assert drafter._passes._runner.kv.num_free_blocks == drafter._passes._runner.kv.num_blocks
 
 
@@ -259,7 +259,7 @@ def test_requests_that_begin_alike_share_what_the_draft_computed(
         fed.clear()
         drafted = run(toy_engine(TARGET, drafter, vocab_size=9, k=3, num_blocks=256), prompts, GREEDY)
         assert ids(drafted) == ids(run(toy_engine(TARGET, None, vocab_size=9, num_blocks=256), prompts, GREEDY))
-        assert all(output.metrics.speculation == "cross_vocab" for output in drafted)
+        assert all(output.metrics.speculation == SpeculationStatus("cross_vocab") for output in drafted)
         drafter.check_integrity()
     assert max(fed) < 100, "what the first round computed need not be computed again"
 
@@ -305,8 +305,8 @@ def test_a_draft_whose_pass_fails_costs_only_that_request_its_drafts() -> None:
         params = SamplingParams(seed=3, max_tokens=24)
         outputs = run(toy_engine(TARGET, drafter, vocab_size=9), prompts, params)
         assert ids(outputs) == ids(run(toy_engine(TARGET, None, vocab_size=9), prompts, params))
-        assert outputs[1].metrics.speculation.startswith("inactive: drafter 'cross_vocab'")
-        assert outputs[0].metrics.speculation == outputs[2].metrics.speculation == "cross_vocab"
+        assert str(outputs[1].metrics.speculation).startswith("inactive: drafter 'cross_vocab'")
+        assert outputs[0].metrics.speculation == outputs[2].metrics.speculation == SpeculationStatus("cross_vocab")
         drafter.check_integrity()
 
 
@@ -330,7 +330,9 @@ def test_real_tokenizers_on_both_sides(pair: str, algorithm: Any, params: Sampli
     seen = recorded(drafter)
     prompts = [target.encode(text) for text in WRITTEN]
     outputs = run(toy_engine(distribution, drafter, vocab_size=size), prompts, params)
-    assert all(output.metrics.speculation == "cross_vocab" for output in outputs), "no proposal broke the contract"
+    assert all(output.metrics.speculation == SpeculationStatus("cross_vocab") for output in outputs), (
+        "no proposal broke the contract"
+    )
     assert sum(len(proposal) for _, proposal in seen) > 0
     if params is not SAMPLED:
         assert ids(outputs) == ids(run(toy_engine(distribution, None, vocab_size=size), prompts, params))
@@ -409,6 +411,6 @@ def test_what_others_read_is_not_written_anew(caplog: pytest.LogCaptureFixture) 
     assert first.output_token_ids == [7, 8] * 12
     assert "failed" not in caplog.text
     for name in "ab":
-        assert engine.take_output(name).metrics.speculation == "cross_vocab"
+        assert engine.take_output(name).metrics.speculation == SpeculationStatus("cross_vocab")
     assert second.num_output_tokens == 24
     drafter.check_integrity()

@@ -15,7 +15,7 @@ from outrider.drafters.draft_chain import DraftChain
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.draft_passes import DraftPasses
 from outrider.drafters.draft_rows import DraftRows
-from outrider.outputs import RequestOutput
+from outrider.outputs import RequestOutput, SpeculationStatus
 from outrider.request import Request
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.request_sampler import RequestSampler
@@ -107,7 +107,7 @@ def test_padded_vocabularies_never_leak_an_id(draft_vocab: int, params: Sampling
     target = random_table(VOCAB - 2, seed=5)
     drafter = DraftModelDrafter(drafter._passes._runner, target_vocab_size=VOCAB - 2, max_num_batched_tokens=64)
     outputs = run(toy_engine(target, drafter, vocab_size=VOCAB - 2), [[1]], params)
-    assert outputs[0].metrics.speculation == "draft_model"
+    assert outputs[0].metrics.speculation == SpeculationStatus("draft_model")
     assert all(0 <= token < VOCAB - 2 for token in outputs[0].outputs[0].token_ids)
     if params.greedy or params.seed is not None:
         assert ids(outputs) == ids(plain)
@@ -144,7 +144,7 @@ def test_a_trimmed_draft_proposes_only_its_own_tokens_and_changes_nothing(params
     drafter.propose = recording  # type: ignore[method-assign]
     outputs = run(toy_engine(TARGET, drafter, vocab_size=VOCAB), PROMPTS, params)
     assert set(proposed) == set(kept)
-    assert outputs[0].metrics.speculation == "draft_model"
+    assert outputs[0].metrics.speculation == SpeculationStatus("draft_model")
     assert sum(o.metrics.speculative_decoding.num_accepted_draft_tokens for o in outputs) > 0
     if params.greedy or params.seed is not None:
         assert ids(outputs) == ids(run(toy_engine(TARGET, None, vocab_size=VOCAB), PROMPTS, params))

@@ -10,6 +10,7 @@ import pytest
 from outrider.config import SpeculativeConfig
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.errors import ConfigError
+from outrider.outputs import SpeculationStatus
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling_params import SamplingParams
 from outrider.verification.base import check_proposal, depths
@@ -36,7 +37,9 @@ def test_trees_have_the_shape_that_was_asked_for(params: SamplingParams, width: 
     drafter = tree_drafter(OTHER, width)
     seen = recorded(drafter)
     outputs = run(toy_engine(TARGET, drafter, vocab_size=VOCAB, k=k), PROMPTS, params)
-    assert all(output.metrics.speculation == "draft_model" for output in outputs), "no proposal broke the contract"
+    assert all(output.metrics.speculation == SpeculationStatus("draft_model") for output in outputs), (
+        "no proposal broke the contract"
+    )
     for entry, proposal in seen:
         parents = proposal.parents or ()
         check_proposal(proposal, VOCAB, entry.max_tokens)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from outrider.engine.async_engine import Answers, AsyncEngine
+from outrider.engine.async_engine import AsyncEngine, Submission
 from outrider.engine.engine import Engine
 from outrider.errors import (
     EngineUnavailableError,
@@ -121,7 +121,8 @@ def test_a_stream_gives_the_synchronous_engines_pieces() -> None:
         pieces = [piece async for piece in engine.stream([1, 2], GREEDY)]
         assert tuple(token for piece in pieces for token in piece.token_ids) == solo([1, 2])
         assert pieces[-1].finish_reason == "length"
-        assert all(piece.finish_reason is None for piece in pieces[:-1])
+        assert all(piece.finish_reason is None and piece.output is None for piece in pieces[:-1])
+        assert tokens_of(pieces[-1].output) == solo([1, 2])
 
     using(body)
 
@@ -221,6 +222,19 @@ def test_a_full_queue_refuses_and_takes_again_once_there_is_room() -> None:
     using(body, engine_of(gate.distribution, max_num_seqs=1), max_waiting=2)
 
 
+def test_one_request_is_told_of_as_one() -> None:
+    gate = Gate()
+
+    async def body(engine: AsyncEngine) -> None:
+        held = await engine.submit([([1], GREEDY)])
+        with pytest.raises(QueueFullError, match="^1 request is running or waiting and 1 is the most; try later$"):
+            await engine.submit([([2], GREEDY)])
+        gate.opened.set()
+        await held.result()
+
+    using(body, engine_of(gate.distribution, max_num_seqs=1), max_waiting=0)
+
+
 async def _close_stream(engine: AsyncEngine) -> None:
     stream = engine.stream([1], LONG)
     await anext(stream)
@@ -244,7 +258,7 @@ async def _abort_answers(engine: AsyncEngine) -> None:
 
 
 async def _lose_answers(engine: AsyncEngine) -> None:
-    answers: Answers | None = await engine.submit([([1], LONG)])
+    answers: Submission | None = await engine.submit([([1], LONG)])
     assert answers is not None
     del answers
     gc.collect()
@@ -307,7 +321,7 @@ def test_callers_may_sit_in_event_loops_of_their_own() -> None:
 
 def test_requests_of_a_loop_that_closed_are_ended() -> None:
     gate = Gate()
-    kept: list[Answers] = []
+    kept: list[Submission] = []
     engine = AsyncEngine(engine_of(gate.distribution, k=0))
 
     async def leave() -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from outrider.drafters.base import DraftRequest, Proposal
 from outrider.errors import InvalidRequestError
-from outrider.outputs import RequestOutput
+from outrider.outputs import RequestOutput, SpeculationStatus
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
 from outrider.speculation.policy import PAUSED
@@ -135,7 +135,7 @@ def test_a_request_may_turn_speculation_off_for_itself() -> None:
     with_drafts, without = run(engine, [[1], [1]], [SamplingParams(temperature=0, max_tokens=12), off])
     assert with_drafts.outputs[0].token_ids == without.outputs[0].token_ids
     assert without.metrics.speculative_decoding.num_draft_tokens == 0
-    assert without.metrics.speculation.startswith("inactive")
+    assert not without.metrics.speculation.active
     assert with_drafts.metrics.speculative_decoding.num_draft_tokens > 0
 
 
@@ -272,12 +272,12 @@ def test_a_broken_drafter_costs_one_request_its_drafts_and_says_so(name: str) ->
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         stats = output.metrics.speculative_decoding
         if prompt[0] == 7:
-            assert output.metrics.speculation.startswith("inactive: drafter 'broken'")
-            assert words in output.metrics.speculation
+            assert str(output.metrics.speculation).startswith("inactive: drafter 'broken'")
+            assert words in str(output.metrics.speculation)
             assert stats.num_draft_tokens == 0
         else:
             assert stats.draft_acceptance_rate == 1.0
-            assert output.metrics.speculation == "broken"
+            assert output.metrics.speculation == SpeculationStatus("broken")
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=1, max_tokens=24)])

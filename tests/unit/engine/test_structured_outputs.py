@@ -339,7 +339,7 @@ def test_a_dead_end_ends_only_its_own_request() -> None:
     engine.runner.model = ToyModel(BYTES, _favours("a"))
     stuck = SamplingParams(temperature=0.0, max_tokens=20, structured_outputs=wanted(grammar=NO_END))
     failed, other = run(engine, [[1], [1]], [stuck, NEIGHBOUR])
-    assert "the grammar can not go on here" in str(failed.error)
+    assert "the grammar cannot continue here" in str(failed.error)
     assert failed.outputs[0].finish_reason != "stop"
     assert other.error is None
     assert len(other.outputs[0].token_ids) == 20
@@ -365,7 +365,7 @@ def test_a_grammar_without_a_way_out_ends_only_its_own_request() -> None:
     drain(engine)
     failed, other = engine.take_output("stuck"), engine.take_output("other")
     assert failed.error is not None
-    assert "nothing may come here: the grammar, min_tokens" in failed.error
+    assert "no token is allowed here: the grammar, min_tokens" in failed.error
     assert failed.outputs[0].text == "ab"
     assert other.error is None
     assert len(other.outputs[0].token_ids) == 20

@@ -98,5 +98,5 @@ def test_a_block_released_twice_is_refused() -> None:
     pool.release(blocks)
     with pytest.raises(IntegrityError, match="not held"):
         pool.release(blocks)
-    with pytest.raises(IntegrityError, match="3 blocks asked for, 2 free"):
+    with pytest.raises(IntegrityError, match="3 blocks requested, but only 2 are free"):
         pool.allocate(3)

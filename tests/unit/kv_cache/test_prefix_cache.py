@@ -130,7 +130,7 @@ def test_a_block_rolled_back_in_its_middle_is_found_no_more_and_a_shared_one_nev
     kv.truncate("a", 3)
     assert kv.reuse("b", [1, 2, 3, 4, 5]) == 2
     kv.check_integrity(live=["a", "b"])
-    with pytest.raises(IntegrityError, match="to be written, but has 2 holders"):
+    with pytest.raises(IntegrityError, match="would be overwritten, but it has 2 holders"):
         kv.truncate("a", 1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,33 @@ def test_a_draw_is_that_from_the_distribution(row: Weights, params: SamplingPara
     assert drawn == noise.draw(probabilities(row, params), position, Purpose.TARGET)
     if not params.greedy:
         assert drawn == numpy_draw(numpy_probabilities(row, params), noise.key(position, Purpose.TARGET))
+
+
+def exponential_noise(noise: KeyedNoise, position: int, token_id: int) -> float:
+    """E of a token, by the definition of the keyed noise: -log of the uniform number of (key, token id)."""
+    word = noise.key(position, Purpose.TARGET) + (token_id + 1) * 0x9E3779B97F4A7C15 & 2**64 - 1
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & 2**64 - 1
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & 2**64 - 1
+    word ^= word >> 31
+    return -math.log((word >> 12 << 1 | 1) * 2.0**-53)
+
+
+@pytest.mark.skipif(not native.available(), reason="the native library is not built")
+def test_draws_differ_only_where_two_quotients_agree_within_the_bound() -> None:
+    noise, params, differing = KeyedNoise(5), SamplingParams(), 0
+    for position in range(2000):
+        noise_0, noise_1 = exponential_noise(noise, position, 0), exponential_noise(noise, position, 1)
+        if noise_1 > noise_0:
+            continue
+        # A row in which both tokens have nearly the same weight / E, some units in the last place apart.
+        row = np.array([0.0, math.log(noise_1 / noise_0) * (1.0 + (position % 7 - 3) * 2.0**-52)])
+        probs = probabilities(row, params)
+        drawn, expected = draw_token(row, params, noise, position), noise.draw(probs, position, Purpose.TARGET)
+        if drawn != expected:
+            differing += 1
+            ratio = Fraction(probs[1]) * Fraction(noise_0) / (Fraction(probs[0]) * Fraction(noise_1))
+            assert abs(ratio - 1) < Fraction(5, 4) / 2**50, (position, float(ratio - 1))  # 1/4 for rounding of `probs`
+    assert differing > 0, "no row was close enough to show the rounding"
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 1.0])

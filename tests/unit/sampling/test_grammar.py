@@ -160,7 +160,7 @@ def test_drafts_that_break_the_matcher_harm_no_other_place(paths: list[str]) -> 
 def test_a_dead_end_is_an_error_and_not_the_end() -> None:
     grammar = compiler().grammar(StructuredOutputs(grammar=NO_END))
     grammar.allowed([], [ord("a")])
-    with pytest.raises(ValueError, match="the grammar can not go on here: .*[Tt]oo many items"):
+    with pytest.raises(ValueError, match="the grammar cannot continue here: .*[Tt]oo many items"):
         grammar.allowed(list(b"ax"))
 
 

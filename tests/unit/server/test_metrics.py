@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.engine.async_engine import Load
+from outrider.engine.async_engine import EngineLoad
 from outrider.server.metrics import Metrics
 from outrider.server.serving import Serving
 from outrider.server.settings import ServerSettings
@@ -32,7 +32,7 @@ def samples(metrics: Metrics) -> Samples:
 
 def after_one_request() -> Samples:
     """One greedy request of 24 tokens; in each step all but the last of 4 drafts are right."""
-    metrics = Metrics("toy", lambda: Load(2, 3, 0.5), lambda: 360)
+    metrics = Metrics("toy", lambda: EngineLoad(2, 3, 0.5), lambda: 360)
     engine = toy_engine(
         TOY_DISTRIBUTION, oracle(TOY_DISTRIBUTION, right=lambda _: 3, vocab_size=LETTERS), vocab_size=LETTERS
     )
@@ -74,7 +74,7 @@ def test_each_figure_is_counted_once() -> None:
 
 
 def test_servers_in_one_process_count_for_themselves() -> None:
-    first, second = (Metrics("toy", lambda: Load(0, 0, 0.0)) for _ in range(2))
+    first, second = (Metrics("toy", lambda: EngineLoad(0, 0, 0.0)) for _ in range(2))
     engine = toy_engine(TOY_DISTRIBUTION, None, vocab_size=LETTERS)
     first.started(engine.add_request("r", [1], GREEDY), 0.0)
     assert samples(first)["outrider:prompt_tokens_total", ""] == 1

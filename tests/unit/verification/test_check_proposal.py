@@ -36,7 +36,10 @@ def test_sound_proposals_pass(proposal: Proposal) -> None:
         (Proposal((0,), (EVEN * np.nan,)), "draft_probs of token 0 sum to nan, not 1"),
         (Proposal((0,), (np.array([np.inf, 0, 0, 0]),)), "draft_probs of token 0 sum to inf, not 1"),
         (Proposal((0,), (np.array([1.5, -0.5, 0, 0]),)), r"draft_probs of token 0 hold -0\.5, below 0"),
-        (Proposal((0, 1), (EVEN, np.array([1.0, 0, 0, 0]))), "token 1 is id 1, to which its own draft_probs give no"),
+        (
+            Proposal((0, 1), (EVEN, np.array([1.0, 0, 0, 0]))),
+            "token 1 is id 1, but its own draft_probs give it probability 0",
+        ),
     ],
 )
 def test_broken_proposals_are_refused_by_what_is_wrong(proposal: Proposal, problem: str) -> None:
