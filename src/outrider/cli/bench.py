@@ -129,7 +129,7 @@ def kernels(
     threads: Threads = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Time a product of weights with 1 to 16 rows, for each weight format, beside torch's own kernels.
+    """Time a product of weights with 1 to 16 rows, for each weight format, beside torch's own kernels if torch is here.
 
     Every weight is read from memory, as in a model; the measured streaming-read bandwidth is the limit. Needs no model.
     """

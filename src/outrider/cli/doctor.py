@@ -111,6 +111,7 @@ def _limits_line(limits: dict[str, Any]) -> str:
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     machine, backend, cache = report["machine"], report["backend"], report["cache"]
@@ -127,12 +128,13 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     table.add_row("operations", backend["operations"])
     table.add_row("native", backend["native"])
     torch = f"{backend['threads']} threads, {backend['cpu_capability']}"
-    table.add_row("torch", torch if backend["threads"] else "not installed; pip install 'outrider[torch]' for CUDA")
+    absent = escape("not installed; pip install 'outrider[torch]' for CUDA and the reference")
+    table.add_row("torch", torch if backend["threads"] else absent)
     table.add_row("cache", f"{cache['folder']}, {cache['free_bytes'] / 2**30:.0f} GiB free")
     for alias, path in report["models"].items():
         table.add_row("model", f"{alias}: {path or f'not here; outrider pull {alias}'}")
     console.print(table)
     for problem in report["problems"]:
-        console.print(f"[bold red]problem[/bold red] {problem}")
+        console.print(f"[bold red]problem[/bold red] {escape(problem)}")
     if not report["problems"]:
         console.print("[green]nothing is missing[/green]")
