@@ -175,35 +175,6 @@ nb::tuple py_argmax(const Floats2& x) {
 }
 
 // For each group of rows [rows, n], of any sizes: the ids as argmax gives them, none where a row's largest is not finite.
-std::vector<std::vector<int64_t>> py_greedy_ids(const std::vector<Floats2>& groups) {
-    struct Row {
-        const float* x;
-        int64_t n, group, place;
-    };
-    std::vector<Row> rows;
-    std::vector<std::vector<int64_t>> ids(groups.size());
-    for (size_t g = 0; g < groups.size(); ++g) {
-        const int64_t count = int64_t(groups[g].shape(0)), n = int64_t(groups[g].shape(1));
-        if (n < 1) fail("greedy_ids needs at least one column");
-        ids[g].resize(size_t(count));
-        for (int64_t r = 0; r < count; ++r) rows.push_back({groups[g].data() + r * n, n, int64_t(g), r});
-    }
-    std::vector<float> largest(rows.size());
-    {
-        nb::gil_scoped_release release;
-        const Kernels& k = kernels();
-        pool().run([&](Team& team) {
-            team.share(int64_t(rows.size()), 1, [&](int64_t i, int64_t) {
-                const Row& row = rows[size_t(i)];
-                k.argmax(row.x, row.n, &ids[size_t(row.group)][size_t(row.place)], &largest[size_t(i)]);
-            });
-        });
-    }
-    for (size_t i = 0; i < rows.size(); ++i)
-        if (!std::isfinite(largest[i])) ids[size_t(rows[i].group)].clear();
-    return ids;
-}
-
 nb::ndarray<nb::numpy, float> py_log_sum_exp(const Floats2& x) {
     const int64_t rows = int64_t(x.shape(0)), n = int64_t(x.shape(1));
     if (n < 1) fail("log_sum_exp needs at least one column");
@@ -328,7 +299,6 @@ void bind_ops(nb::module_& m) {
     m.def("act_mul", &py_act_mul, "gate_up"_a.noconvert(), "act"_a);
     m.def("rotary", &py_rotary, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert());
     m.def("argmax", &py_argmax, "x"_a.noconvert());
-    m.def("greedy_ids", &py_greedy_ids, "groups"_a);
     m.def("log_sum_exp", &py_log_sum_exp, "x"_a.noconvert());
     m.def("attention", &py_attention, "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "block_tables"_a.noconvert(), "query_start"_a, "seq_lens"_a,
           "positions"_a.noconvert(), "scale"_a, "window"_a = 0, "tree"_a.noconvert() = nb::none(), "tree_start"_a = nb::none());

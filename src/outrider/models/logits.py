@@ -6,14 +6,13 @@ about sampling.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from outrider import native
 
 Rows = NDArray[np.floating[Any]]
 
@@ -68,7 +67,7 @@ class ArrayLogits:
         if rows is None and self.known_argmax is not None:
             return self.known_argmax
         chosen = self if rows is None else self[rows]
-        return greedy_ids([chosen])[0]
+        return _argmax(chosen.values)
 
     def row(self, index: int) -> Rows:
         """See ``Logits.row``."""
@@ -81,22 +80,11 @@ class ArrayLogits:
 
 
 def find_argmax(groups: Sequence[Logits]) -> None:
-    """Find ``argmax`` of each of ``groups``, all in one go, so that asking for it takes no time."""
-    for logits, ids in zip(groups, greedy_ids(groups) if groups else [], strict=True):
-        logits.known_argmax = ids
+    """Find ``argmax`` of each of ``groups``, so that asking for it again takes no time."""
+    for logits in groups:
+        logits.known_argmax = logits.argmax()
 
 
-def greedy_ids(groups: Sequence[Logits]) -> list[list[int]]:
-    """``argmax`` of each of ``groups``; those of the native decoder all in one call, shared by its threads."""
-    arrays = [group.values for group in groups if isinstance(group, ArrayLogits)]
-    if len(arrays) < len(groups):
-        return [group.argmax() for group in groups]
-    if native.available() and all(array.dtype == np.float32 for array in arrays):
-        return native.library.greedy_ids(arrays)
-    return [_numpy_argmax(array) for array in arrays]
-
-
-def _numpy_argmax(values: Rows) -> list[int]:
-    ids = values.argmax(axis=1)  # of a row with a NaN, where that is
-    largest = np.take_along_axis(values, ids[:, None], axis=1)
-    return [int(token_id) for token_id in ids] if np.isfinite(largest).all() else []
+def _argmax(values: Rows) -> list[int]:
+    ids: list[int] = values.argmax(axis=1).tolist()  # of a row with a NaN, the place of the NaN
+    return ids if all(math.isfinite(values[row, token_id]) for row, token_id in enumerate(ids)) else []

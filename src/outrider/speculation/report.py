@@ -36,9 +36,9 @@ class RequestOutcome:
     hidden: NDArray[np.float32] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepReport:
-    """A whole step. Times are in seconds.
+    """A whole step. Times are in seconds. The speculator fills in the times of drafting.
 
     load             the forward pass, drafts included
     forward_seconds  the forward pass

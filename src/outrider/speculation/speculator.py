@@ -142,9 +142,11 @@ class Speculator:
 
     def propose(self, grants: Sequence[Grant[RequestState]]) -> list[Proposal]:
         """One checked proposal for each grant, in order, without drafts where none pay or none are allowed."""
+        if not self.active:
+            return [_NO_DRAFTS] * len(grants)
         begin = self._clock()
         self._model_seconds = 0.0
-        places = [place for place, grant in enumerate(grants) if grant.max_drafts] if self.active else []
+        places = [place for place, grant in enumerate(grants) if grant.max_drafts]
         batch = [_draft_request(grants[place]) for place in places]
         found = self._look_up(batch)
         outlook = StepOutlook(
@@ -163,7 +165,7 @@ class Speculator:
 
     def learn(self, report: StepReport) -> None:
         """Tell drafters and policy what became of the proposals, and enter the times in the requests' metrics."""
-        report = replace(report, drafting_seconds=self._drafting_seconds, model_seconds=self._model_seconds)
+        report.drafting_seconds, report.model_seconds = self._drafting_seconds, self._model_seconds
         for outcome in report.outcomes:
             request, proposal = outcome.request, outcome.proposal
             if outcome.decoding:
@@ -181,7 +183,8 @@ class Speculator:
                 self._learn_outcome(request, len(proposal), outcome.num_accepted)
                 if self.model is not None and outcome.hidden is not None:
                     self.model.observe_hidden(request, outcome.hidden)
-        self.policy.learn(report)
+        if self.active:
+            self.policy.learn(report)
 
     def forget(self, request_id: str) -> None:
         """Drop what is known of a request that ended or was preempted. What it taught about drafters stays."""
@@ -224,7 +227,7 @@ class Speculator:
 
     def _without_drafts(self, grant: Grant[RequestState]) -> Proposal:
         """No drafts; the note gives the reason where look-ups are paused."""
-        if not self.active or grant.max_drafts or not grant.decodes or not grant.request.num_output_tokens:
+        if grant.max_drafts or not grant.decodes or not grant.request.num_output_tokens:
             return _NO_DRAFTS
         record = self._records.get(grant.request.request_id)
         return _WITHOUT_DRAFTS[PAUSED] if record is not None and record.paused else _NO_DRAFTS

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.models.logits import ArrayLogits, Rows, greedy_ids
-
 native = pytest.importorskip("outrider._native", reason="the native library is not built")
 
 SIZES = [1, 5, 8, 16, 33, 100]
@@ -74,20 +72,6 @@ def test_argmax_of_odd_rows(variant: str) -> None:
     assert ids == [0, 30, 36, 7, 11]
     assert np.isnan(values[1])
     assert np.array_equal(values[[0, 2, 3, 4]], np.array([-np.inf, np.inf, -1.0, np.inf], np.float32))
-
-
-@given(st.lists(st.integers(0, 4), max_size=5), st.booleans(), st.integers(0, 2**32 - 1))
-def test_greedy_ids_of_groups_are_those_of_each_alone(sizes: list[int], double: bool, seed: int) -> None:
-    """In double precision NumPy does it; a group with a NaN or an infinite maximum gives nothing."""
-    rng = np.random.default_rng(seed)
-    kind = np.float64 if double else np.float32
-    groups: list[Rows] = [rng.integers(-3, 3, (size, 9)).astype(kind) for size in sizes]
-    for rows in groups:
-        if len(rows) and rng.random() < 0.3:
-            rows[rng.integers(len(rows)), rng.integers(9)] = rng.choice([np.nan, np.inf, -np.inf])
-    expected = [list(rows.argmax(-1)) if np.isfinite(rows.max(-1)).all() else [] for rows in groups]
-    assert greedy_ids([ArrayLogits(rows) for rows in groups]) == expected
-    assert [ArrayLogits(rows).argmax() for rows in groups] == expected
 
 
 @pytest.mark.parametrize("n", [1, 7, 64, 1001])
