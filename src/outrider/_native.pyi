@@ -116,6 +116,12 @@ def attention(
     tree: Array | None = None,
     tree_start: Sequence[int] | None = None,
 ) -> NDArray[np.float32]: ...
+def skip_strings(data: Array, at: int, count: int) -> int:
+    """The place after ``count`` strings of GGUF bytes (uint8) from ``at`` on, each a 64-bit length and its bytes.
+
+    One more than the number of bytes where they end before.
+    """
+
 def read_all(data: Array) -> int: ...
 def num_threads() -> int: ...
 def set_num_threads(threads: int, fixed: bool = False) -> None:
