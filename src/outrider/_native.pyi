@@ -149,9 +149,8 @@ def available_variants() -> list[str]: ...
 class SuffixIndex:
     """Where the latest tokens occurred before, and what followed; keeps the latest ``limit`` tokens.
 
-    A draft is (token ids, parents, chances, length of the match): parents[i] is the place of token i's parent among
-    them, or -1, and chances[i] the estimated chance that it is reached and accepted. ``width`` 1 gives a chain, more a
-    tree. Tokens with a chance below ``floor`` are left out.
+    A draft is (token ids, chances): the estimated chance of each token to be reached and accepted. It ends before the
+    first token whose chance is below ``floor``.
     """
 
     def __init__(self, limit: int) -> None: ...
@@ -162,13 +161,11 @@ class SuffixIndex:
     def nbytes(self) -> int: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
     def end_text(self) -> None: ...
-    def propose(
-        self, max_tokens: int, *, width: int = 1, min_match: int = 1, floor: float = 0.0
-    ) -> tuple[list[int], list[int], list[float], int]:
+    def propose(self, max_tokens: int, *, min_match: int = 1, floor: float = 0.0) -> tuple[list[int], list[float]]:
         """What may follow the latest text here."""
     def propose_after(
-        self, tail: Sequence[int], max_tokens: int, *, width: int = 1, min_match: int = 1, floor: float = 0.0
-    ) -> tuple[list[int], list[int], list[float], int]:
+        self, tail: Sequence[int], max_tokens: int, *, min_match: int = 1, floor: float = 0.0
+    ) -> tuple[list[int], list[float]]:
         """What may follow ``tail``, the latest tokens of some other text."""
 
 def probabilities(

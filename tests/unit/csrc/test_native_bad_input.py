@@ -136,7 +136,6 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "SuffixIndex: limit": (lambda: native.SuffixIndex(0), ValueError, "limit=0"),
     "extend: negative": (lambda: index().extend([1, -2]), ValueError, "token id -2"),
     "extend: type": (lambda: index().extend(["a"]), TypeError, "incompatible"),
-    "propose: width": (lambda: index().propose(3, width=0), ValueError, "width=0"),
     "propose: floor": (lambda: index().propose(3, floor=float("nan")), ValueError, "floor=nan"),
     "propose: count": (lambda: index().propose(-1), ValueError, "max_tokens=-1"),
     "propose_after: tail": (lambda: index().propose_after([-3], 2), ValueError, "token id -3"),
