@@ -115,6 +115,12 @@ def attention(
     tree: Array | None = None,
     tree_start: Sequence[int] | None = None,
 ) -> NDArray[np.float32]: ...
+def skip_strings(data: Array, at: int, count: int) -> int:
+    """The place after ``count`` strings of GGUF bytes (uint8) from ``at`` on, each a 64-bit length and its bytes.
+
+    One more than the number of bytes where they end before.
+    """
+
 def read_all(data: Array) -> int: ...
 def num_threads() -> int: ...
 def set_num_threads(threads: int, fixed: bool = False) -> None:
@@ -142,9 +148,8 @@ def available_variants() -> list[str]: ...
 class SuffixIndex:
     """Where the latest tokens occurred before, and what followed; keeps the latest ``limit`` tokens.
 
-    A draft is (token ids, parents, chances, length of the match): parents[i] is the place of token i's parent among
-    them, or -1, and chances[i] the estimated chance that it is reached and accepted. ``width`` 1 gives a chain, more a
-    tree. Tokens with a chance below ``floor`` are left out.
+    A draft is (token ids, chances): the estimated chance of each token to be reached and accepted. It ends before the
+    first token whose chance is below ``floor``.
     """
 
     def __init__(self, limit: int) -> None: ...
@@ -155,13 +160,11 @@ class SuffixIndex:
     def nbytes(self) -> int: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
     def end_text(self) -> None: ...
-    def propose(
-        self, max_tokens: int, *, width: int = 1, min_match: int = 1, floor: float = 0.0
-    ) -> tuple[list[int], list[int], list[float], int]:
+    def propose(self, max_tokens: int, *, min_match: int = 1, floor: float = 0.0) -> tuple[list[int], list[float]]:
         """What may follow the latest text here."""
     def propose_after(
-        self, tail: Sequence[int], max_tokens: int, *, width: int = 1, min_match: int = 1, floor: float = 0.0
-    ) -> tuple[list[int], list[int], list[float], int]:
+        self, tail: Sequence[int], max_tokens: int, *, min_match: int = 1, floor: float = 0.0
+    ) -> tuple[list[int], list[float]]:
         """What may follow ``tail``, the latest tokens of some other text."""
 
 def probabilities(

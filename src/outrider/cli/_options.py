@@ -106,11 +106,13 @@ def fetch(model: str, speculative: dict[str, Any], **settings: Any) -> EngineCon
 
 def load(model: str, speculative: dict[str, Any], **settings: Any) -> LLM:
     """Load an ``LLM``; a model that must be fetched first shows its progress on stderr."""
-    from rich.console import Console
-
     from outrider.llm import LLM
 
     fetch(model, speculative, **settings)
+    if not sys.stderr.isatty():  # nothing would be shown, and rich takes long to import
+        return LLM(model, speculative_config=speculative, **settings)
+    from rich.console import Console
+
     with Console(stderr=True).status(f"loading {model} …"):
         return LLM(model, speculative_config=speculative, **settings)
 

@@ -1,5 +1,6 @@
 // Python bindings of packing and of the single kernels.
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "bindings.h"
@@ -233,6 +234,20 @@ nb::ndarray<nb::numpy, float> py_attention(const Floats3& query, const ReadArray
     return out;
 }
 
+// The place after `count` strings of a GGUF file from `at` on, each a 64-bit length and its bytes. Strings that reach
+// beyond the data end it.
+uint64_t py_skip_strings(const Bytes1& data, uint64_t at, uint64_t count) {
+    const uint64_t size = data.shape(0);
+    for (; count > 0 && at <= size && size - at >= 8; --count) {
+        uint64_t length;
+        std::memcpy(&length, data.data() + at, 8);
+        at += 8;
+        if (length > size - at) return size + 1;
+        at += length;
+    }
+    return count > 0 ? size + 1 : at;
+}
+
 uint64_t py_read_all(const Bytes1& data) {
     nb::gil_scoped_release release;
     return read_all(data.data(), int64_t(data.shape(0)));
@@ -302,6 +317,7 @@ void bind_ops(nb::module_& m) {
     m.def("log_sum_exp", &py_log_sum_exp, "x"_a.noconvert());
     m.def("attention", &py_attention, "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "block_tables"_a.noconvert(), "query_start"_a, "seq_lens"_a,
           "positions"_a.noconvert(), "scale"_a, "window"_a = 0, "tree"_a.noconvert() = nb::none(), "tree_start"_a = nb::none());
+    m.def("skip_strings", &py_skip_strings, "data"_a.noconvert(), "at"_a, "count"_a);
     m.def("read_all", &py_read_all, "data"_a.noconvert());
     m.def("num_threads", [] { return pool().threads(); });
     m.def(

@@ -14,16 +14,15 @@ void check_tokens(const std::vector<int32_t>& tokens) {
         if (token < 0) fail("token id " + std::to_string(token) + " is negative");
 }
 
-SuffixOptions options_of(int64_t max_tokens, int64_t width, int64_t min_match, double floor) {
+SuffixOptions options_of(int64_t max_tokens, int64_t min_match, double floor) {
     if (max_tokens < 0) fail("max_tokens=" + std::to_string(max_tokens) + " must not be negative");
-    if (width < 1) fail("width=" + std::to_string(width) + " must be at least 1");
     if (min_match < 1) fail("min_match=" + std::to_string(min_match) + " must be at least 1");
     if (!(floor >= 0.0 && floor <= 1.0)) fail("floor=" + std::to_string(floor) + " must be between 0 and 1");
-    return {max_tokens, width, min_match, floor};
+    return {max_tokens, min_match, floor};
 }
 
 nb::tuple as_tuple(const SuffixDraft& draft) {
-    return nb::make_tuple(draft.tokens, draft.parents, draft.chances, draft.match);
+    return nb::make_tuple(draft.tokens, draft.chances);
 }
 
 }  // namespace
@@ -47,19 +46,19 @@ void bind_suffix(nb::module_& m) {
         .def("end_text", &SuffixIndex::end_text)
         .def(
             "propose",
-            [](const SuffixIndex& self, int64_t max_tokens, int64_t width, int64_t min_match, double floor) {
-                return as_tuple(self.propose(options_of(max_tokens, width, min_match, floor)));
+            [](const SuffixIndex& self, int64_t max_tokens, int64_t min_match, double floor) {
+                return as_tuple(self.propose(options_of(max_tokens, min_match, floor)));
             },
-            nb::arg("max_tokens"), nb::kw_only(), nb::arg("width") = 1, nb::arg("min_match") = 1, nb::arg("floor") = 0.0)
+            nb::arg("max_tokens"), nb::kw_only(), nb::arg("min_match") = 1, nb::arg("floor") = 0.0)
         .def(
             "propose_after",
-            [](const SuffixIndex& self, const std::vector<int32_t>& tail, int64_t max_tokens, int64_t width,
-               int64_t min_match, double floor) {
+            [](const SuffixIndex& self, const std::vector<int32_t>& tail, int64_t max_tokens, int64_t min_match,
+               double floor) {
                 check_tokens(tail);
                 return as_tuple(self.propose(tail.data(), int64_t(tail.size()),
-                                             options_of(max_tokens, width, min_match, floor)));
+                                             options_of(max_tokens, min_match, floor)));
             },
-            nb::arg("tail"), nb::arg("max_tokens"), nb::kw_only(), nb::arg("width") = 1, nb::arg("min_match") = 1,
+            nb::arg("tail"), nb::arg("max_tokens"), nb::kw_only(), nb::arg("min_match") = 1,
             nb::arg("floor") = 0.0);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
 
 #include "thread_pool.h"
 
@@ -58,8 +59,9 @@ void fifth_bits(const uint8_t* q, Group& g) {
     for (int i = 0; i < kGroup; ++i) g.code[i] |= uint8_t((high >> i & 1u) << 4);
 }
 
-// Group `index` of a row of GGUF blocks.
-void read_gguf(Format format, const uint8_t* row, int64_t index, Group& g) {
+// Group `index` of a row of GGUF blocks. Templates over the format, so that a group costs no decisions.
+template <Format format>
+void read_gguf(const uint8_t* row, int64_t index, Group& g) {
     const uint8_t* b = row + index * gguf_row_bytes(format, kGroup);
     const int j = int(index % 8);
     switch (format) {
@@ -115,14 +117,14 @@ const uint8_t* group_of(const Layout& layout, const uint8_t* block, int64_t g, c
     return *header + layout.header + g % layout.groups_per_super * layout.group();
 }
 
-void write_group(Format format, const Group (&rows)[kChannels], uint8_t* block, int64_t index) {
-    const Layout layout = layout_of(format);
+template <Format format>
+void write_group(const Group (&rows)[kChannels], uint8_t* block, int64_t index) {
+    constexpr Layout layout = layout_of(format);
     const uint8_t* header_c;
     uint8_t* out = const_cast<uint8_t*>(group_of(layout, block, index, &header_c));
     uint8_t* header = const_cast<uint8_t*>(header_c);
     uint8_t* halves = layout.groups_per_super > 1 ? header : out;
     uint8_t* planes = out + layout.scales;
-    std::memset(planes, 0, size_t(layout.planes));
     for (int c = 0; c < kChannels; ++c) {
         const Group& g = rows[c];
         write16(halves + 2 * c, g.d);
@@ -133,21 +135,19 @@ void write_group(Format format, const Group (&rows)[kChannels], uint8_t* block, 
         }
         uint32_t word[8];
         std::memcpy(word, g.code, sizeof word);
-        const auto merge = [planes, c](int at, uint32_t bits) {
-            uint32_t v;
-            std::memcpy(&v, planes + at + 4 * c, 4);
-            v |= bits;
-            std::memcpy(planes + at + 4 * c, &v, 4);
-        };
-        for (int q = 0; q < 8; ++q) {
-            if (format == Format::Q8_0) {
-                merge(64 * q, word[q]);
-                continue;
-            }
-            merge(64 * (q / 2), (word[q] & 0x0f0f0f0fu) << (q % 2 * 4));
-            if (layout.planes == 320) merge(256, (word[q] >> 4 & 0x01010101u) << q);
-            if (layout.planes == 384) merge(256 + 64 * (q / 4), (word[q] >> 4 & 0x03030303u) << (2 * (q % 4)));
+        const auto put = [planes, c](int plane, uint32_t bits) { std::memcpy(planes + 64 * plane + 4 * c, &bits, 4); };
+        if (format == Format::Q8_0) {
+            for (int q = 0; q < 8; ++q) put(q, word[q]);
+            continue;
         }
+        for (int q = 0; q < 8; q += 2) put(q / 2, (word[q] & 0x0f0f0f0fu) | (word[q + 1] & 0x0f0f0f0fu) << 4);
+        uint32_t fifth = 0, high[2] = {0, 0};  // of 5 bits the last; of 6 bits the last two, quads 0 to 3 and 4 to 7
+        for (int q = 0; q < 8; ++q) {
+            fifth |= (word[q] >> 4 & 0x01010101u) << q;
+            high[q / 4] |= (word[q] >> 4 & 0x03030303u) << (2 * (q % 4));
+        }
+        if (layout.planes == 320) put(4, fifth);
+        if (layout.planes == 384) put(4, high[0]), put(5, high[1]);
     }
 }
 
@@ -155,7 +155,7 @@ bool finite_half(uint16_t h) { return (h & 0x7c00u) != 0x7c00u; }
 
 // Fill all blocks in parallel; read(row, group, Group&) is called for the rows that exist. Throws when a scale is not
 // finite.
-template <class Read>
+template <Format format, class Read>
 void fill(const PackedMatrix& m, uint8_t* data, const Read& read) {
     std::atomic<int64_t> bad{-1};
     pool().run([&](Team& team) {
@@ -172,7 +172,7 @@ void fill(const PackedMatrix& m, uint8_t* data, const Read& read) {
                             std::memset(rows[c].code, 0, kGroup);
                         if (!finite_half(rows[c].d) || !finite_half(rows[c].m)) bad.store(row);
                     }
-                    write_group(m.format, rows, data + size_t(b) * m.block_bytes(), g);
+                    write_group<format>(rows, data + size_t(b) * m.block_bytes(), g);
                 }
             }
         });
@@ -238,21 +238,6 @@ bool format_of_gguf(int ggml_type, Format* format) {
     return false;
 }
 
-int64_t gguf_row_bytes(Format format, int64_t cols) {
-    switch (format) {
-        case Format::F32: return cols * 4;
-        case Format::BF16: return cols * 2;
-        case Format::Q8_0: return cols / 32 * 34;
-        case Format::Q4_0: return cols / 32 * 18;
-        case Format::Q4_1: return cols / 32 * 20;
-        case Format::Q5_0: return cols / 32 * 22;
-        case Format::Q5_1: return cols / 32 * 24;
-        case Format::Q4_K: return cols / 256 * 144;
-        case Format::Q5_K: return cols / 256 * 176;
-        default: return cols / 256 * 210;
-    }
-}
-
 PackedMatrix allocate(Format format, int64_t rows, int64_t cols, uint8_t** data) {
     PackedMatrix m;
     m.format = format;
@@ -276,9 +261,22 @@ PackedMatrix pack_gguf(Format format, const uint8_t* raw, int64_t rows, int64_t 
     uint8_t* data;
     const PackedMatrix m = allocate(format, rows, cols, &data);
     const int64_t bytes = gguf_row_bytes(format, cols);
-    fill(m, data, [&](int64_t row, int64_t g, Group& out) {
-        read_gguf(format, raw + (order ? order[row] : row) * bytes, g, out);
-    });
+    const auto pack = [&](auto constant) {
+        constexpr Format f = decltype(constant)::value;
+        fill<f>(m, data, [&](int64_t row, int64_t g, Group& out) {
+            read_gguf<f>(raw + (order ? order[row] : row) * bytes, g, out);
+        });
+    };
+    switch (format) {
+        case Format::Q8_0: pack(std::integral_constant<Format, Format::Q8_0>()); break;
+        case Format::Q4_0: pack(std::integral_constant<Format, Format::Q4_0>()); break;
+        case Format::Q4_1: pack(std::integral_constant<Format, Format::Q4_1>()); break;
+        case Format::Q5_0: pack(std::integral_constant<Format, Format::Q5_0>()); break;
+        case Format::Q5_1: pack(std::integral_constant<Format, Format::Q5_1>()); break;
+        case Format::Q4_K: pack(std::integral_constant<Format, Format::Q4_K>()); break;
+        case Format::Q5_K: pack(std::integral_constant<Format, Format::Q5_K>()); break;
+        default: pack(std::integral_constant<Format, Format::Q6_K>()); break;
+    }
     return m;
 }
 
@@ -306,7 +304,10 @@ PackedMatrix pack_float(Format format, const void* weights, bool bf16, int64_t r
                 quantize_with_minimum(w, valid, out);
         };
         try {
-            fill(m, data, read);
+            if (format == Format::Q8_0)
+                fill<Format::Q8_0>(m, data, read);
+            else
+                fill<Format::Q4_1>(m, data, read);
         } catch (const std::invalid_argument&) {
             if (bad.load() < 0) throw;  // a weight beyond what a half can scale
         }

@@ -28,7 +28,20 @@ Format format_named(const std::string& name);  // throws std::invalid_argument
 
 // GGUF's tensor types by number; only those with a layout of their own.
 bool format_of_gguf(int ggml_type, Format* format);
-int64_t gguf_row_bytes(Format format, int64_t cols);
+static constexpr int64_t gguf_row_bytes(Format format, int64_t cols) {
+    switch (format) {
+        case Format::F32: return cols * 4;
+        case Format::BF16: return cols * 2;
+        case Format::Q8_0: return cols / 32 * 34;
+        case Format::Q4_0: return cols / 32 * 18;
+        case Format::Q4_1: return cols / 32 * 20;
+        case Format::Q5_0: return cols / 32 * 22;
+        case Format::Q5_1: return cols / 32 * 24;
+        case Format::Q4_K: return cols / 256 * 144;
+        case Format::Q5_K: return cols / 256 * 176;
+        default: return cols / 256 * 210;
+    }
+}
 
 // An uninitialized matrix with memory of its own, aligned to 64 bytes (2 MiB with huge pages asked for when large).
 PackedMatrix allocate(Format format, int64_t rows, int64_t cols, uint8_t** data);

@@ -141,75 +141,49 @@ SuffixDraft SuffixIndex::best(const std::vector<Match>& found, bool own, const S
     return chosen;
 }
 
-// Grow a tree of the continuations of all matches of at least `least` tokens, the most probable token first.
+// Follow what most of the matches of at least `least` tokens go on with, token by token; of equally many, the latest.
 //
 // Let n matches agree with the draft so far, and let c of them continue with a token. The estimated probability of the
 // token is c / (n + 1 / m), where m is the length of the match plus the drafted tokens: longer matches are more reliable.
 SuffixDraft SuffixIndex::draft(const std::vector<Match>& found, int64_t least, bool own,
                                const SuffixOptions& options) const {
-    struct Node {
-        int32_t parent, depth;
-        int64_t children = 0;
-        double chance;
-        std::vector<int64_t> places;  // per match that agrees with the path: the position of its next token
-        std::vector<int32_t> path;
-    };
     struct Child {
-        size_t node;
         int32_t token;
-        double chance;
         int64_t latest;
-        std::vector<int64_t> places;
+        std::vector<int64_t> places;  // after this token, in each match that continues with it
     };
     SuffixDraft result;
-    result.match = least;
-    std::vector<Node> nodes(1);
-    nodes[0] = {-1, 0, 0, 1.0, {}, {}};
+    std::vector<int64_t> places;  // per match that agrees with the draft: the position of its next token
     for (const Match& match : found)
-        if (match.length >= least) nodes[0].places.push_back(match.next);
-    std::vector<Child> waiting;
-    const auto expand = [&](size_t index) {
-        const Node& node = nodes[index];
-        const size_t first = waiting.size();
-        for (const int64_t place : node.places) {
+        if (match.length >= least) places.push_back(match.next);
+    double chance = 1.0;
+    while (int64_t(result.tokens.size()) < options.max_tokens) {
+        std::vector<Child> children;
+        for (const int64_t place : places) {
             int32_t token = kEnd;
             if (place < size_) {
                 token = place > oldest() ? at(place) : kEnd;
-            } else if (own && place - size_ < int64_t(node.path.size())) {
-                token = node.path[size_t(place - size_)];  // past the end of the text, the match continues in the draft
+            } else if (own && place - size_ < int64_t(result.tokens.size())) {
+                token = result.tokens[size_t(place - size_)];  // past the end of the text, the match continues in the draft
             }
             if (token == kEnd) continue;
-            size_t i = first;
-            while (i < waiting.size() && waiting[i].token != token) ++i;
-            if (i == waiting.size()) waiting.push_back({index, token, 0.0, -1, {}});
-            waiting[i].places.push_back(place + 1);
-            waiting[i].latest = std::max(waiting[i].latest, place);
+            size_t i = 0;
+            while (i < children.size() && children[i].token != token) ++i;
+            if (i == children.size()) children.push_back({token, -1, {}});
+            children[i].places.push_back(place + 1);
+            children[i].latest = std::max(children[i].latest, place);
         }
-        const double trials = double(node.places.size()) + 1.0 / double(least + node.depth);
-        for (size_t i = first; i < waiting.size(); ++i)
-            waiting[i].chance = node.chance * double(waiting[i].places.size()) / trials;
-    };
-    expand(0);
-    while (int64_t(result.tokens.size()) < options.max_tokens && !waiting.empty()) {
-        size_t top = 0;
-        for (size_t i = 1; i < waiting.size(); ++i) {
-            const Child &a = waiting[i], &b = waiting[top];
-            if (a.chance > b.chance || (a.chance == b.chance && a.latest > b.latest)) top = i;
-        }
-        Child child = std::move(waiting[top]);
-        waiting[top] = std::move(waiting.back());
-        waiting.pop_back();
-        if (child.chance < options.floor) break;
-        Node& parent = nodes[child.node];
-        if (++parent.children > options.width) continue;
-        result.tokens.push_back(child.token);
-        result.parents.push_back(int32_t(child.node) - 1);
-        result.chances.push_back(child.chance);
-        result.expected += child.chance;
-        Node node{int32_t(child.node), parent.depth + 1, 0, child.chance, std::move(child.places), parent.path};
-        node.path.push_back(child.token);
-        nodes.push_back(std::move(node));
-        expand(nodes.size() - 1);
+        if (children.empty()) break;
+        Child& best = *std::max_element(children.begin(), children.end(), [](const Child& a, const Child& b) {
+            return a.places.size() != b.places.size() ? a.places.size() < b.places.size() : a.latest < b.latest;
+        });
+        const double trials = double(places.size()) + 1.0 / double(least + int64_t(result.tokens.size()));
+        chance = chance * double(best.places.size()) / trials;
+        if (chance < options.floor) break;
+        result.tokens.push_back(best.token);
+        result.chances.push_back(chance);
+        result.expected += chance;
+        places = std::move(best.places);
     }
     return result;
 }

@@ -14,18 +14,14 @@ namespace outrider {
 
 struct SuffixOptions {
     int64_t max_tokens = 0;   // largest number of drafted tokens
-    int64_t width = 1;        // largest number of children per token; 1 gives a chain
     int64_t min_match = 1;    // shortest match, in tokens
     double floor = 0.0;       // leave out tokens whose estimated probability to be reached and accepted is lower
 };
 
-// A draft. Parents come before their children; parents[i] is the index of token i's parent, or -1.
 struct SuffixDraft {
     std::vector<int32_t> tokens;
-    std::vector<int32_t> parents;
     std::vector<double> chances;  // estimated probability of each token to be reached and accepted
     double expected = 0.0;        // estimated number of accepted tokens: the sum of the chances
-    int64_t match = 0;            // length in tokens of the shortest match that was used
 };
 
 class SuffixIndex {

@@ -58,10 +58,10 @@ class SuffixDrafter(DrafterDefaults):
     def _propose(self, entry: DraftRequest) -> Proposal:
         request = entry.request
         most, least, floor = entry.max_tokens, self._min_match, self._floor
-        token_ids, _, chances, _ = self._texts.of(request).propose(most, min_match=least, floor=floor)
+        token_ids, chances = self._texts.of(request).propose(most, min_match=least, floor=floor)
         if self._past is not None and self._past.size:
             tail = request.token_ids[-TAIL:]
-            others, _, other_chances, _ = self._past.propose_after(tail, most, min_match=least, floor=floor)
+            others, other_chances = self._past.propose_after(tail, most, min_match=least, floor=floor)
             if sum(other_chances) > sum(chances):
                 token_ids, chances = others, other_chances
         return Proposal(tuple(token_ids), chances=tuple(chances))

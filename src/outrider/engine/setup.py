@@ -10,8 +10,6 @@ from outrider import __version__, native
 from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.drafters.base import Drafter
 from outrider.drafters.build import Drafters, build_drafters
-from outrider.drafters.cross_vocab import CrossVocabDrafter
-from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engine.backends import build_model, resolve_device
 from outrider.engine.engine import Engine, EngineLimits, TextTools
 from outrider.engine.memory import MemoryPlan, plan_memory
@@ -22,7 +20,6 @@ from outrider.models.base import CausalModel
 from outrider.models.loader.cache import cache_directory
 from outrider.models.loader.load import OpenModel, open_model
 from outrider.models.tokenizer import Tokenizer
-from outrider.models.vocabulary import Vocabulary
 from outrider.outputs import SpeculationStatus
 from outrider.runner.model_runner import ModelRunner
 from outrider.sampling.grammar import GrammarCompiler
@@ -141,6 +138,8 @@ def _model_drafter(config: EngineConfig, target: OpenModel, draft: _Draft, runne
     speculative = config.speculative
     if target.tokenizer.vocabulary_difference(draft.opened.tokenizer) is not None:
         return _cross_vocab_drafter(config, target, draft.opened, runner, draft.kept)
+    from outrider.drafters.draft_model import DraftModelDrafter
+
     return DraftModelDrafter(
         runner,
         target_vocab_size=target.config.vocab_size,
@@ -193,7 +192,10 @@ def _policy(config: EngineConfig, drafters: Drafters, target: _Costed, draft: _C
 
 def _cross_vocab_drafter(
     config: EngineConfig, target: OpenModel, draft: OpenModel, runner: ModelRunner, kept: list[int] | None
-) -> CrossVocabDrafter:
+) -> Drafter:
+    from outrider.drafters.cross_vocab import CrossVocabDrafter
+    from outrider.models.vocabulary import Vocabulary
+
     drafter = CrossVocabDrafter(
         runner,
         own=Vocabulary(draft.tokenizer, draft.config.vocab_size),

@@ -32,11 +32,6 @@ class BlockPool:
         """Number of blocks that can be allocated now, including cached ones."""
         return len(self._free) + len(self._cached)
 
-    @property
-    def num_cached(self) -> int:
-        """Number of cached blocks."""
-        return len(self._cached)
-
     def allocate(self, count: int) -> list[int]:
         """Return ``count`` block ids, each with one holder. Raises ``IntegrityError`` if too few are free."""
         if count > self.num_free:
@@ -91,10 +86,6 @@ class BlockPool:
                     f"block {block} would be overwritten, but it has {self._ref_counts[block]} holders"
                 )
             del self._block_of[self._key_of.pop(block)]
-
-    def ref_count(self, block: int) -> int:
-        """Number of holders of ``block``."""
-        return self._ref_counts[block]
 
     def drop_cached(self) -> None:
         """Remove the keys of all blocks and free the cached ones."""

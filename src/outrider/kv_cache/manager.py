@@ -42,11 +42,6 @@ class KVCacheManager:
         return self._pool.num_free
 
     @property
-    def num_cached_blocks(self) -> int:
-        """Number of cached blocks: no request holds them, and the prefix cache can find them."""
-        return self._pool.num_cached
-
-    @property
     def capacity(self) -> int:
         """The largest number of tokens that one request alone can hold."""
         return self._pool.num_blocks * self.block_size

@@ -63,6 +63,11 @@ def gguf_format(ggml_type: int) -> str:
     return _NATIVE_GGUF_TYPES.get(ggml_type, "bf16" if ggml_type == _F16 else "q8_0")
 
 
+def has_layout(ggml_type: int) -> bool:
+    """True if GGUF tensors of this type are packed as they are; all others are dequantized first."""
+    return ggml_type in _NATIVE_GGUF_TYPES
+
+
 def pack_gguf_tensor(
     raw: NDArray[np.uint8], ggml_type: int, shape: tuple[int, int], order: NDArray[np.int64] | None = None
 ) -> library.PackedMatrix:
@@ -73,7 +78,7 @@ def pack_gguf_tensor(
     rows, cols = shape
     flat = np.ascontiguousarray(raw).reshape(-1)
     try:
-        if ggml_type in _NATIVE_GGUF_TYPES:
+        if has_layout(ggml_type):
             return native.library.pack_gguf(flat, ggml_type, rows, cols, order)
         return native.library.pack_float(_dequantized(flat, ggml_type, shape), gguf_format(ggml_type), order)
     except ValueError as error:

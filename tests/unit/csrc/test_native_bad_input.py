@@ -136,13 +136,14 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "SuffixIndex: limit": (lambda: native.SuffixIndex(0), ValueError, "limit=0"),
     "extend: negative": (lambda: index().extend([1, -2]), ValueError, "token id -2"),
     "extend: type": (lambda: index().extend(["a"]), TypeError, "incompatible"),
-    "propose: width": (lambda: index().propose(3, width=0), ValueError, "width=0"),
     "propose: floor": (lambda: index().propose(3, floor=float("nan")), ValueError, "floor=nan"),
     "propose: count": (lambda: index().propose(-1), ValueError, "max_tokens=-1"),
     "propose_after: tail": (lambda: index().propose_after([-3], 2), ValueError, "token id -3"),
     "set_num_threads": (lambda: native.set_num_threads(0), ValueError, "not 0"),
     "set_default_threads": (lambda: native.set_default_threads(0), ValueError, "not 0"),
     "set_variant": (lambda: native.set_variant("sse"), ValueError, "sse"),
+    "skip_strings: dtype": (lambda: native.skip_strings(F32, 0, 1), TypeError, "incompatible"),
+    "skip_strings: negative": (lambda: native.skip_strings(np.zeros(8, np.uint8), -1, 1), TypeError, "incompatible"),
     "read_all: dtype": (lambda: native.read_all(F32), TypeError, "incompatible"),
 }
 
@@ -162,4 +163,7 @@ def test_the_same_calls_without_the_fault_pass() -> None:
     native.probabilities(ROW, **DISTRIBUTION)
     native.token_report(ROW, 0, 2)
     index().propose_after([1], 2)
+    assert native.skip_strings(np.array([1, 0, 0, 0, 0, 0, 0, 0, 65], np.uint8), 0, 1) == 9
+    assert native.skip_strings(np.array([2, 0, 0, 0, 0, 0, 0, 0, 65], np.uint8), 0, 1) == 10, "past the end"
+    assert native.skip_strings(np.zeros(8, np.uint8), 9, 1) == 9, "past the end"
     assert native.linear(F32, [matrix()])[0].shape == (2, 2)

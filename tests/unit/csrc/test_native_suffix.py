@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from outrider import native
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 
-Draft = tuple[list[int], list[int], list[float], int]
+Draft = tuple[list[int], list[float]]
 
 
 def index_of(*texts: Sequence[int], limit: int = 1 << 16) -> Any:
@@ -39,47 +40,36 @@ def matches_of(texts: Sequence[Sequence[int]], tail: Sequence[int]) -> list[tupl
 
 
 def grown(
-    texts: Sequence[Sequence[int]], tail: Sequence[int], least: int, own: bool, count: int, width: int, floor: float
+    texts: Sequence[Sequence[int]], tail: Sequence[int], least: int, own: bool, count: int, floor: float
 ) -> Draft:
-    """Best first, by chance and then by place; a match that runs into the end of its own text goes on as drafted."""
-    starts = [(number, place) for number, place, length in matches_of(texts, tail) if length >= least]
+    """The most frequent next token, of equals the latest. A match at its own text's end goes on as drafted."""
+    places = [(number, place) for number, place, length in matches_of(texts, tail) if length >= least]
     offset = [sum(len(text) + 1 for text in texts[:number]) for number in range(len(texts))]
     tokens: list[int] = []
-    parents: list[int] = []
     chances: list[float] = []
-    nodes: list[tuple[list[tuple[int, int]], list[int], float, list[int]]] = [(starts, [], 1.0, [])]
-    waiting: list[tuple[float, int, int, int, list[tuple[int, int]]]] = []
-
-    def expand(index: int) -> None:
-        places, path, chance, _ = nodes[index]
+    while len(tokens) < count:
         following: dict[int, list[tuple[int, int]]] = {}
         for number, place in places:
             text = texts[number]
             if place < len(text):
                 following.setdefault(text[place], []).append((number, place + 1))
-            elif own and number == len(texts) - 1 and place - len(text) < len(path):
-                following.setdefault(path[place - len(text)], []).append((number, place + 1))
-        for token, ones in following.items():
-            own_chance = chance * len(ones) / (len(places) + 1 / (least + len(path)))
-            latest = max(offset[number] + place for number, place in ones)
-            waiting.append((own_chance, latest, index, token, ones))
+            elif own and number == len(texts) - 1 and place - len(text) < len(tokens):
+                following.setdefault(tokens[place - len(text)], []).append((number, place + 1))
+        if not following:
+            break
 
-    expand(0)
-    while len(tokens) < count and waiting:
-        best = max(waiting, key=lambda child: child[:2])
-        waiting.remove(best)
-        chance, _, parent, token, ones = best
+        def rank(token: int, following: dict[int, list[tuple[int, int]]] = following) -> tuple[int, int]:
+            return len(following[token]), max(offset[number] + place for number, place in following[token])
+
+        token = max(following, key=rank)
+        before = chances[-1] if chances else 1.0
+        chance = before * len(following[token]) / (len(places) + 1 / (least + len(tokens)))
         if chance < floor:
             break
-        if len(nodes[parent][3]) == width:
-            continue
-        nodes[parent][3].append(token)
         tokens.append(token)
-        parents.append(parent - 1)
         chances.append(chance)
-        nodes.append((ones, [*nodes[parent][1], token], chance, []))
-        expand(len(nodes) - 1)
-    return tokens, parents, chances, least
+        places = following[token]
+    return tokens, chances
 
 
 def by_definition(
@@ -88,7 +78,6 @@ def by_definition(
     own: bool,
     count: int,
     *,
-    width: int = 1,
     min_match: int = 1,
     floor: float = 0.0,
 ) -> float:
@@ -98,31 +87,29 @@ def by_definition(
         return 0.0
     longest = min(max(lengths), 64)
     sets = [longest, *(gram for gram in (8, 4, 2, 1) if min_match <= gram < longest)]
-    return max(sum(grown(texts, tail, least, own, count, width, floor)[2]) for least in sets)
+    return max(sum(grown(texts, tail, least, own, count, floor)[1]) for least in sets)
 
 
-def check_consistent(draft: Draft, texts: Sequence[Sequence[int]], tail: Sequence[int], own: bool, width: int) -> None:
-    """Every path of the draft follows from some match of the length that it says."""
-    tokens, parents, _, match = draft
-    assert all(-1 <= parent < place for place, parent in enumerate(parents))
-    assert all(parents.count(parent) <= width for parent in parents)
-    for place in range(len(tokens)):
-        path, at = [tokens[place]], parents[place]
-        while at >= 0:
-            path.insert(0, tokens[at])
-            at = parents[at]
-        wanted = [*tail[-match:], *path]
-        found = [[*text, *(path if own and number == len(texts) - 1 else [])] for number, text in enumerate(texts)]
-        assert any(
-            text[at : at + len(wanted)] == wanted
-            for number, text in enumerate(found)
-            for at in range(len(texts[number]) - match)
-        )
+def check_consistent(
+    draft: Draft, texts: Sequence[Sequence[int]], tail: Sequence[int], own: bool, min_match: int
+) -> None:
+    """The draft follows from some match that is long enough, and its chances fall."""
+    tokens, chances = draft
+    assert len(tokens) == len(chances)
+    assert all(0.0 < later <= chance <= 1.0 for chance, later in pairwise([1.0, *chances]))
+    if not tokens:
+        return
+    wanted = [*tail[-min_match:], *tokens]
+    found = [[*text, *(tokens if own and number == len(texts) - 1 else [])] for number, text in enumerate(texts)]
+    assert any(
+        text[at : at + len(wanted)] == wanted
+        for number, text in enumerate(found)
+        for at in range(len(texts[number]) - min_match)
+    )
 
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=15)
 OPTIONS = {
-    "width": st.integers(1, 3),
     "min_match": st.integers(1, 3),
     "floor": st.sampled_from([0.0, 0.1, 0.3]),
 }
@@ -133,8 +120,8 @@ OPTIONS = {
 def test_what_follows_the_text_itself(text: list[int], count: int, options: dict[str, Any]) -> None:
     draft = index_of(text).propose(count, **options)
     assert len(draft[0]) <= count
-    assert sum(draft[2]) == pytest.approx(by_definition([text], text, True, count, **options))
-    check_consistent(draft, [text], text, True, int(options["width"]))
+    assert sum(draft[1]) == pytest.approx(by_definition([text], text, True, count, **options))
+    check_consistent(draft, [text], text, True, options["min_match"])
 
 
 @settings(max_examples=300)
@@ -148,8 +135,8 @@ def test_what_follows_another_text(
     texts: list[list[int]], tail: list[int], count: int, options: dict[str, Any]
 ) -> None:
     draft = index_of(*texts).propose_after(tail, count, **options)
-    assert sum(draft[2]) == pytest.approx(by_definition(texts, tail, False, count, **options))
-    check_consistent(draft, texts, tail, False, int(options["width"]))
+    assert sum(draft[1]) == pytest.approx(by_definition(texts, tail, False, count, **options))
+    check_consistent(draft, texts, tail, False, options["min_match"])
 
 
 @settings(max_examples=100)
@@ -160,15 +147,16 @@ def test_a_full_index_has_forgotten_the_oldest_tokens(text: list[int], limit: in
         index.extend(text[first : first + pieces])
     assert index.size == min(len(text), limit)
     kept = text[-limit:]
-    assert sum(index.propose(4)[2]) == pytest.approx(by_definition([kept], kept, True, 4))
+    assert sum(index.propose(4)[1]) == pytest.approx(by_definition([kept], kept, True, 4))
 
 
 def test_growing_keeps_every_text() -> None:
     texts = [[(7 * place * place + number) % 251 + 300 * number for place in range(900)] for number in range(6)]
     index = index_of(*texts)
     for text in texts:
-        tokens, _, _, match = index.propose_after(text[100:180], 8)
-        assert (tokens, match) == (text[180:188], 64)
+        tokens, chances = index.propose_after(text[100:180], 8)
+        assert tokens == text[180:188]
+        assert chances[0] == pytest.approx(3 / (3 + 1 / 64)), "texts repeat after 251 tokens; 64 is the longest match"
     assert index.nbytes < 40 * 8192
 
 
@@ -185,7 +173,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="-3 is negative"):
         index.extend([1, -3])
     assert index.size == 0
-    for options in ({"width": 0}, {"min_match": 0}, {"floor": 1.5}, {"floor": float("nan")}):
+    for options in ({"min_match": 0}, {"floor": 1.5}, {"floor": float("nan")}):
         with pytest.raises(ValueError, match=f"{next(iter(options))}="):
             index.propose(4, **options)
     with pytest.raises(ValueError, match="max_tokens=-1"):

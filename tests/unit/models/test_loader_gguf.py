@@ -12,6 +12,7 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from outrider import native
 from outrider.errors import ModelFormatError
 from outrider.models import packing
 from outrider.models.config import RopeScaling
@@ -259,6 +260,18 @@ def test_a_truncated_file_says_how_much_is_missing(write_gguf: Write, tiny_model
     path.write_bytes(content[: last - 1000])
     with pytest.raises(ModelFormatError, match="truncated: it has .* bytes, 1000 are missing"):
         load_model(str(path))
+
+
+def test_the_header_is_read_alike_without_the_native_library(
+    write_gguf: Write, tiny_model: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tiny_model().state_dict(), metadata={"tokenizer.ggml.tokens": ["a", "", "é" * 300] * 5})
+    file = GGUFFile(path)
+    monkeypatch.setattr(native, "available", lambda: False)
+    plain = GGUFFile(path)
+    assert (plain.metadata, plain.tensors) == (file.metadata, file.tensors)
+    assert plain.strings("tokenizer.ggml.tokens") == file.strings("tokenizer.ggml.tokens") == ["a", "", "é" * 300] * 5
+    assert plain.tokenizer_digest() == file.tokenizer_digest()
 
 
 def test_a_file_cut_anywhere_in_its_header_is_refused(write_gguf: Write, tiny_model: Build) -> None:

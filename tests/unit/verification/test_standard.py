@@ -15,6 +15,7 @@ from outrider.sampling.rng import KeyedNoise
 from outrider.verification import oracle
 from outrider.verification.base import Proposal, VerifyResult
 from outrider.verification.standard import residual, verify_standard
+from tests.unit.verification import oracle_step
 
 Tokens = tuple[int, ...]
 
@@ -50,14 +51,14 @@ def test_number_accepted_and_tokens_have_the_distribution_of_the_formula(
     found: dict[tuple[int, Tokens], float] = {}
     for probability, outcome in enumerate_outcomes(step):
         found[outcome] = found.get(outcome, 0.0) + probability
-    assert oracle.total_variation(found, oracle.step_distribution(target, draft, (), num_drafts)) < 1e-12
+    assert oracle.total_variation(found, oracle_step.step_distribution(target, draft, (), num_drafts)) < 1e-12
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 4))
 def test_acceptance_and_expected_tokens_of_independent_places(seed: int, vocab_size: int, num_drafts: int) -> None:
     target_probs, draft_probs = random_distributions(seed, vocab_size, 2)
-    alpha = oracle.acceptance_probability(target_probs, draft_probs)
+    alpha = oracle_step.acceptance_probability(target_probs, draft_probs)
     accepting = 0.0
     for token_id in np.flatnonzero(draft_probs):
         proposal = Proposal((int(token_id),), (draft_probs,))
@@ -69,7 +70,7 @@ def test_acceptance_and_expected_tokens_of_independent_places(seed: int, vocab_s
     assert accepting == pytest.approx(alpha, abs=1e-12)
     if alpha < 0.999:
         closed_form = (1.0 - alpha ** (num_drafts + 1)) / (1.0 - alpha)
-        assert oracle.expected_tokens(alpha, num_drafts) == pytest.approx(closed_form, rel=1e-9)
+        assert oracle_step.expected_tokens(alpha, num_drafts) == pytest.approx(closed_form, rel=1e-9)
 
 
 @pytest.mark.parametrize("probs", [None, (np.array([0.0, 0.0, 1.0]),)])
@@ -89,7 +90,7 @@ def test_point_mass_is_accepted_with_p_and_replaced_from_p_without_it(probs: tup
 def test_residual_is_the_formula(seed: int, vocab_size: int) -> None:
     target_probs, draft_probs = random_distributions(seed, vocab_size, 2)
     weights = residual(target_probs, draft_probs)
-    assert np.allclose(weights / weights.sum(), oracle.residual_probs(target_probs, draft_probs), atol=1e-14)
+    assert np.allclose(weights / weights.sum(), oracle_step.residual_probs(target_probs, draft_probs), atol=1e-14)
     assert np.array_equal(residual(target_probs, target_probs), target_probs)
 
 

@@ -19,9 +19,9 @@ from outrider.sampling.rng import KeyedNoise
 from outrider.verification.base import Proposal, VerifyResult, check_proposal
 from outrider.verification.block import verify_block
 from outrider.verification.oracle import total_variation
-from outrider.verification.oracle_tree import Outcomes, recursive_outcomes, traversal_outcomes
 from outrider.verification.standard import verify_standard
 from outrider.verification.tree import branches, verify_recursive, verify_traversal, verify_tree_match
+from tests.unit.verification.oracle_tree import Outcomes, recursive_outcomes, traversal_outcomes
 
 VOCAB = 4
 

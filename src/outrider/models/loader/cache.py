@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,8 @@ def cache_directory() -> Path:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that takes the place of ``path`` when the block ends, or vanishes when it raises."""
+    import tempfile  # most starts write nothing
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

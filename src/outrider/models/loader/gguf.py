@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -206,6 +205,8 @@ def read_weights(file: GGUFFile, config: ModelConfig) -> Iterator[tuple[str, NDA
 
     Raises ``ModelFormatError`` as ``checked_shapes`` and ``float_weight`` do.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     wanted = checked_shapes(file, config)
 
     def read(name: str) -> NDArray[np.float32]:

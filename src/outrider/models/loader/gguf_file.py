@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider import native
 from outrider.errors import ModelFormatError
 
 _MAGIC = b"GGUF"
@@ -163,6 +164,12 @@ class GGUFFile:
             raise self._bad(f"{what} is not UTF-8; the file is damaged, fetch it again") from None
 
     def _skip_strings(self, count: int, what: str) -> None:
+        if native.available():
+            end = native.library.skip_strings(np.frombuffer(self._data, np.uint8), self._at, count)
+            if end <= self._size:
+                self._at = end
+                return
+        # Without the library, or to say how many bytes are missing.
         at, last, length_at = self._at, self._size - 8, struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at > last:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from outrider.models.config import ModelConfig
-from outrider.models.loader import gguf, gguf_tokenizer, huggingface
+from outrider.models.loader import gguf, gguf_tokenizer
 from outrider.models.loader.gguf_file import GGUFFile
 from outrider.models.loader.packaged import Progress
 from outrider.models.loader.resolve import ModelSource, resolve
@@ -26,6 +26,8 @@ class OpenModel:
     config: ModelConfig
     tokenizer: Tokenizer
     source: ModelSource
+    file: GGUFFile | None = None
+    """The open file of a model of kind ``gguf``."""
 
     @property
     def name(self) -> str:
@@ -37,8 +39,10 @@ class OpenModel:
 
         Those of a folder are views of its files. Raises ``ModelFormatError``.
         """
-        if self.source.kind == "gguf":
-            return gguf.read_weights(GGUFFile(self.source.path), self.config)
+        if self.file is not None:
+            return gguf.read_weights(self.file, self.config)
+        from outrider.models.loader import huggingface
+
         return iter(huggingface.open_weights(self.source.path, self.config).items())
 
     def packed_weights(self, weight_format: str | None = None, head_rows: Sequence[int] | None = None) -> PackedWeights:
@@ -49,8 +53,8 @@ class OpenModel:
         """
         from outrider.models.loader import packed
 
-        if self.source.kind == "gguf":
-            return packed.from_gguf(GGUFFile(self.source.path), self.config, weight_format, head_rows)
+        if self.file is not None:
+            return packed.from_gguf(self.file, self.config, weight_format, head_rows)
         return packed.from_huggingface(self.source.path, self.config, weight_format, head_rows)
 
 
@@ -59,12 +63,14 @@ def open_model(reference: str, progress: Progress | None = None) -> OpenModel:
 
     Raises ``ModelNotFoundError`` if there is no such model, ``ModelFormatError`` if it is damaged or not supported.
     """
-    source = resolve(reference, progress)
+    source, file = resolve(reference, progress), None
     if source.kind == "gguf":
         file = GGUFFile(source.path)
         config = gguf.read_config(file)
         tokenizer = gguf_tokenizer.load_tokenizer(file)
     else:
+        from outrider.models.loader import huggingface
+
         config = huggingface.read_config(source.path)
         tokenizer = huggingface.load_tokenizer(source.path, config)
-    return OpenModel(replace(config, eos_token_ids=tokenizer.eos_token_ids), tokenizer, source)
+    return OpenModel(replace(config, eos_token_ids=tokenizer.eos_token_ids), tokenizer, source, file)

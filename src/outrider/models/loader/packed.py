@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.models.config import ModelConfig
-from outrider.models.loader import gguf, huggingface
+from outrider.models.loader import gguf
 from outrider.models.loader.gguf_file import GGUFFile
-from outrider.models.packing import float32_of, gguf_format, pack_dense, pack_gguf_tensor
+from outrider.models.packing import float32_of, gguf_format, has_layout, pack_dense, pack_gguf_tensor
 
 if TYPE_CHECKING:
     from outrider.native import library
@@ -49,13 +48,18 @@ def from_gguf(
         stored, shape = shapes[name]
         return gguf.float_weight(file, stored, shape, gguf.row_order(config, name))
 
-    return _pack({name: len(shape) for name, (_, shape) in shapes.items()}, matrix, vector, head_rows)
+    types = {file.tensors[stored].type_id for stored, shape in shapes.values() if len(shape) > 1}
+    dequantizes = any(not has_layout(kind) or weight_format not in (None, gguf_format(kind)) for kind in types)
+    dims = {name: len(shape) for name, (_, shape) in shapes.items()}
+    return _pack(dims, matrix, vector, head_rows, threads=(os.cpu_count() or 1) if dequantizes else 1)
 
 
 def from_huggingface(
     folder: Path, config: ModelConfig, weight_format: str | None, head_rows: Sequence[int] | None = None
 ) -> PackedWeights:
     """Pack a folder's weights as ``weight_format``, by default bf16. Raises ``ModelFormatError``."""
+    from outrider.models.loader import huggingface
+
     weights = huggingface.open_weights(folder, config)
 
     def matrix(name: str, rows: Sequence[int] | None) -> library.PackedMatrix:
@@ -71,8 +75,12 @@ def _pack(
     matrix: Callable[[str, Sequence[int] | None], library.PackedMatrix],
     vector: Callable[[str], Vector],
     head_rows: Sequence[int] | None,
+    threads: int = 1,
 ) -> PackedWeights:
-    """Pack all weights in parallel. A trimmed output is rows of ``lm_head`` or, where that is tied, of ``embed``."""
+    """Pack all weights. A trimmed output is rows of ``lm_head`` or, where that is tied, of ``embed``.
+
+    The library packs each matrix with all of its threads; ``threads`` above 1 are for work in NumPy.
+    """
     head = "lm_head" if "lm_head" in dims else "embed"
 
     def read(name: str) -> library.PackedMatrix | Vector:
@@ -80,8 +88,13 @@ def _pack(
             return vector(name)
         return matrix(name, head_rows if name == "lm_head" else None)
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        packed = dict(zip(dims, pool.map(read, dims), strict=True))
+    if threads > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(threads) as pool:
+            packed = dict(zip(dims, pool.map(read, dims), strict=True))
+    else:
+        packed = {name: read(name) for name in dims}
     if head_rows is not None and head == "embed":
         packed["lm_head"] = matrix(head, head_rows)
     return packed
