@@ -98,7 +98,10 @@ BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--prompt", "w2", "--min-p", "-0.1"], ["min_p=-0.1", "greater than or equal to 0"]),
     (["--prompt", "w2", "--repetition-penalty", "0"], ["repetition_penalty=0.0", "greater than 0"]),
     (["--prompt", "w2", "--logprobs", "-1"], ["logprobs=-1", "greater than or equal to 0"]),
-    (["--prompt", "w2", "--speculative-config", '{"verification": "trust"}'], ["verification='trust'", "one of auto, block, standard, coupled"]),
+    (
+        ["--prompt", "w2", "--speculative-config", '{"verification": "trust"}'],
+        ["verification='trust'", "one of auto, block, standard, coupled"],
+    ),
     (["--prompt", "w2", "--max-tokens", "0"], ["max_tokens=0"]),
     (["--prompt", "w2", "-k", "-1"], ["num_speculative_tokens=-1", "greater than or equal to 0"]),
     (["--prompt", "w2", "-k", "999"], ["num_speculative_tokens=999", "64"]),
